@@ -102,7 +102,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 // CheckData refuses data that the job cannot train on, as [Enter] does: a file that is missing, a label that is not
 // valid, or labels that are all 0. A stream is not opened. The next [Enter] does not read the data again.
 func (c *Config) CheckData() (err error) {
-	if c.Data.Follow == "" {
+	if c.Data.Follow == "" && c.checked == nil {
 		c.checked, err = checkedData(c)
 	}
 	return err

@@ -23,7 +23,7 @@ func (o *options) run(ctx context.Context, cfg trainer.Config, out io.Writer) er
 		err := o.once(ctx, &entered)
 		if errors.Is(err, jobs.ErrDone) {
 			fmt.Fprintf(out, "job %s is done: worker %s was lost, and the others have trained its share; to train the job "+
-				"once more start all of its workers together\n", cfg.Job, o.worker)
+				"once more start all of its workers together, in a minute\n", cfg.Job, o.worker)
 			return nil
 		}
 		lost, is := errors.AsType[errLost](err)

@@ -31,13 +31,21 @@ func endedHere(worker string) bool {
 }
 
 // nameWorker names a worker without name and rank after its process. It takes workers of this host out of the job
-// whose processes have ended, so that a worker that is started again gets its place at once.
+// whose processes have ended, so that a worker that is started again gets its place at once. If the job was done a moment
+// ago without such a worker, this process is taken for its restart, and gets its name.
 func (o *options) nameWorker(ctx context.Context, cfg *trainer.Config, c *client.Client) error {
 	if o.worker != "" || cfg.Rank != nil {
 		return nil
 	}
+	if err := cfg.CheckData(); err != nil { // it may take minutes, in which the job may end
+		return err
+	}
 	o.worker = processName(os.Getpid())
 	ctx, cancel := context.WithTimeout(ctx, cfg.Patience)
 	defer cancel()
-	return jobs.ReportEnded(ctx, c, cfg.Job, endedHere)
+	without, err := jobs.ReportEnded(ctx, c, cfg.Job, endedHere)
+	if without != "" {
+		o.worker = without
+	}
+	return err
 }

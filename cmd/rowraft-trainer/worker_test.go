@@ -58,3 +58,30 @@ func TestARestartedTrainerHasItsPlace(t *testing.T) {
 		t.Errorf("the trainer has another rank than 0, %v:\n%s", err, text)
 	}
 }
+
+// TestARestartedTrainerTrainsNothingAgain: the job ends without a trainer whose process was killed. When that trainer is
+// started again a moment later, without a name as before, it does not train the data once more.
+func TestARestartedTrainerTrainsNothingAgain(t *testing.T) {
+	addr, ctx := serve(t, 1), testutil.Context(t)
+	config := file(t, "late.yaml", strings.Replace(jobOf("late", "lease: 1s\n"), "steps: 12", "epochs: 1", 1))
+	cfg, err := trainer.LoadConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = trainer.Enter(ctx, &cfg, c, processName(ended(t)))
+	c.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--config", config, "--endpoints", addr, "--insecure"}
+	train(t, new(options), append(args, "--worker", "a")...)
+	result := filepath.Join(t.TempDir(), "result.json")
+	train(t, new(options), append(args, "--json", result)...)
+	if text, err := os.ReadFile(result); err == nil {
+		t.Errorf("the restarted trainer has trained:\n%s", text)
+	}
+}
