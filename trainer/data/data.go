@@ -74,6 +74,13 @@ type Ranger interface {
 	Range(from, to int64) (Source, error)
 }
 
+// Continuer is a Source of a Ranger that can read on behind its end.
+type Continuer interface {
+	// Continue makes the source read the training examples with from ≤ number < to next. It returns false, and does
+	// nothing, if it has read example from or a later one.
+	Continue(from, to int64) bool
+}
+
 // separator stands between the name of a feature and a value in the hashed bytes.
 const separator = 0
 

@@ -306,6 +306,15 @@ func (s *fileSource) nextOwn() (line []byte, number int64, err error) {
 	}
 }
 
+// Continue implements [Continuer]. It reads the lines before from without parsing them.
+func (s *fileSource) Continue(from, to int64) bool {
+	if from < s.number {
+		return false
+	}
+	s.share = Share{From: from, To: to, Trainers: 1}
+	return true
+}
+
 // Skip implements [Source]. It reads the lines without parsing them.
 func (s *fileSource) Skip(n int64) error {
 	for ; n > 0; n-- {

@@ -51,6 +51,7 @@ type Splits struct {
 
 	// The goroutine that reads owns these fields.
 	src     data.Source // the source of the split that is read; nil between splits
+	last    data.Source // the source of the split before, between splits: a file is read on, once an epoch; or nil
 	reading *heldSplit
 	batches int64
 	epoch   int64 // of the last batch
@@ -117,10 +118,12 @@ func (d *Splits) Batches() int64 { return d.batches }
 
 // Close ends the calls to the scheduler.
 func (d *Splits) Close() {
-	if d.src != nil {
-		d.src.Close()
-		d.src = nil
+	for _, src := range []data.Source{d.src, d.last} {
+		if src != nil {
+			src.Close()
+		}
 	}
+	d.src, d.last = nil, nil
 	if d.running {
 		d.end()
 		<-d.ended
@@ -166,8 +169,7 @@ func (d *Splits) Next(b *data.Batch) (Read, error) {
 		}
 		err := d.src.Next(b)
 		if err == io.EOF {
-			d.src.Close()
-			d.src = nil
+			d.src, d.last = nil, d.src
 			continue
 		} else if err != nil {
 			return Read{}, err
@@ -233,6 +235,15 @@ func (d *Splits) openLocked() (err error) {
 		return nil
 	}
 	d.reading = h
+	last := d.last
+	d.last = nil
+	if c, ok := last.(data.Continuer); ok && c.Continue(p.From+p.Offset, p.To) {
+		d.src = last
+		return nil
+	}
+	if last != nil {
+		last.Close()
+	}
 	d.src, err = d.set.(data.Ranger).Range(p.From+p.Offset, p.To)
 	return err
 }

@@ -5,7 +5,10 @@ import (
 
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -68,6 +71,60 @@ func newSplits(ctx context.Context, set data.Set, source Source) *Splits {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// passes counts how often a file is read from its beginning.
+type passes struct {
+	*data.File
+	opened int
+}
+
+func (p *passes) Range(from, to int64) (data.Source, error) {
+	p.opened++
+	return p.File.Range(from, to)
+}
+
+// A trainer reads a file once an epoch, however many splits it has. A split that was begun by another trainer is read
+// from its offset.
+func TestAFileIsReadOnceAnEpoch(t *testing.T) {
+	dir := t.TempDir()
+	path, schema := filepath.Join(dir, "clicks.csv"), filepath.Join(dir, "clicks.yaml")
+	text := "clicked,ad\n"
+	for i := range 105 {
+		text += fmt.Sprintf("%d,a%d\n", i%2, i)
+	}
+	for path, text := range map[string]string{path: text,
+		schema: "label: {column: clicked}\ncategorical: [{column: ad}]\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sc, err := data.LoadSchema(schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := data.OpenFile(path, sc, 0.05)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := &passes{File: f}
+	d := newSplits(t.Context(), set, &giver{plan: jobs.SplitPlan{Examples: 100, SplitExamples: 12, Epochs: 3}, offset: 5})
+	defer d.Close()
+	hasher := data.NewHasher("ad")
+	b := data.NewBatch(4, set.Shape())
+	for next := int64(5); next < 300; next += int64(b.N) {
+		if _, err := d.Next(b); err != nil {
+			t.Fatal(err)
+		}
+		for i := range b.N {
+			if want := fmt.Sprintf("a%d", next%100+int64(i)); b.First != next%100 || b.Keys[i] != hasher.Key([]byte(want)) {
+				t.Fatalf("example %d of the batch from %d is not %s", i, b.First, want)
+			}
+		}
+	}
+	if _, err := d.Next(b); err != io.EOF || set.opened != 3 {
+		t.Errorf("3 epochs have read the file %d times, then %v", set.opened, err)
+	}
+}
 
 // A trainer reads splits one after the other, from their offsets, and ends one when all of its batches are
 // acknowledged, in any order.
