@@ -33,9 +33,12 @@ func newPipeline(j *Job, pushes context.Context, src feed) *pipeline {
 	return p
 }
 
-// grow makes as many items as batches may be under way, but at least one.
+// limit returns how many items there should be: as many as batches may be under way, but at least one.
+func (p *pipeline) limit() int { return max(p.j.ramp.limit(cap(p.free)), 1) }
+
+// grow makes items up to the limit.
 func (p *pipeline) grow() {
-	for want := max(p.j.ramp.limit(cap(p.free)), 1); p.items < want; p.items++ {
+	for want := p.limit(); p.items < want; p.items++ {
 		p.free <- p.j.newWork()
 	}
 }
@@ -95,6 +98,10 @@ func (p *pipeline) read(ctx context.Context) error {
 		case w = <-p.free:
 		case <-ctx.Done():
 			return nil
+		}
+		if p.items > p.limit() { // trainers have joined, and share the batches under way
+			p.items--
+			continue
 		}
 		stop := func(at *member.Pause) error {
 			return p.drained(ctx, func() error { return j.boundary(ctx, p.pushes, at) })

@@ -185,6 +185,57 @@ func TestRampFollowsTheMembers(t *testing.T) {
 	}
 }
 
+// joinedBy are tables that count the batches under way. At push 10 two trainers join.
+type joinedBy struct {
+	tables.Tables
+	j *Job
+
+	mu           sync.Mutex
+	pushed, now  int
+	before, late int // the most under way before push 10, and after push 20
+}
+
+func (l *joinedBy) Pull(ctx context.Context, segs []tables.Segment) error {
+	l.mu.Lock()
+	l.now++
+	if l.pushed < 10 {
+		l.before = max(l.before, l.now)
+	} else if l.pushed >= 20 {
+		l.late = max(l.late, l.now)
+	}
+	l.mu.Unlock()
+	return l.Tables.Pull(ctx, segs)
+}
+
+func (l *joinedBy) Push(ctx context.Context, segs []tables.Segment) error {
+	time.Sleep(2 * time.Millisecond) //tidy:allow sleep pushes take time, so that several are under way
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.now--
+	if l.pushed++; l.pushed == 10 {
+		l.j.ramp.members([]int{0, 1, 2}, 0)
+	}
+	return l.Tables.Push(ctx, segs)
+}
+
+// A trainer that others join has fewer batches under way from then on.
+func TestBatchesUnderWayFollowTheMembers(t *testing.T) {
+	cfg := tinyConfig(60, 4)
+	cfg.Mode, cfg.rampEvery = Async, 1000
+	no := false
+	cfg.Evaluate = &no
+	l := &joinedBy{Tables: newLocal(t)}
+	l.j = newJob(t, cfg, l, nil)
+	l.j.ramp.reached(5999)
+	l.now = 0 // without the pulls of the start
+	if _, err := l.j.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if l.before <= 2 || l.late != 2 {
+		t.Errorf("%d batches were under way alone, %d with two more trainers; want up to 6, and 2", l.before, l.late)
+	}
+}
+
 // The ramp is that of the job: a trainer that joins its steps, or continues after earlier runs, does not repeat it.
 func TestTheRampIsOfTheJob(t *testing.T) {
 	for _, mode := range []string{Async, Sync, SSP} {
