@@ -80,6 +80,9 @@ func TestNamesOfOtherTools(t *testing.T) {
 		{"ls", "`rowraft table list`"}, {"status", "`rowraft cluster status`"}, {"health", "`rowraft cluster status`"},
 		{"member list", "`rowraft server list`"}, {"table ls", "`rowraft table list`"},
 		{"job show ctr", "`rowraft job describe`"}, {"cluster health", "`rowraft cluster status`"},
+		{"server ls", "`rowraft server list`"}, {"server show n2", "`rowraft server status`"},
+		{"server health", "`rowraft server status`"}, {"server remove n2", "`rowraft server decommission`"},
+		{"node list", "`rowraft server list`"}, {"nodes", "`rowraft server list`"}, {"server lits", "did you mean \"list\"?"},
 		{"tabel list", "did you mean \"table\"?"},
 	} {
 		got := rowraftCmd(t, strings.Fields(tc.args)...)

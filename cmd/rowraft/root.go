@@ -48,6 +48,8 @@ Exit codes, of every command:
 			cli.Instead + "status": "`rowraft cluster status`",
 			cli.Instead + "health": "`rowraft cluster status`, which ends with 0 if all is well; of one server: /readyz " +
 				"of its --ops-listen",
+			cli.Instead + "node":    "`rowraft server`, as in `rowraft server list`",
+			cli.Instead + "nodes":   "`rowraft server list`",
 			cli.Instead + "member":  "`rowraft server list`",
 			cli.Instead + "members": "`rowraft server list`",
 			cli.Instead + "servers": "`rowraft server list`",

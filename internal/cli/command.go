@@ -24,33 +24,52 @@ func MakeGroup(cmd *cobra.Command) {
 		if len(args) == 0 {
 			return cmd.Help()
 		}
-		var names []string
-		for _, sub := range cmd.Commands() {
-			if sub.IsAvailableCommand() {
-				names = append(names, sub.Name())
-			}
-		}
 		instead := cmd.Annotations[Instead+args[0]]
-		if name := otherNames[args[0]]; instead == "" && slices.Contains(names, name) {
+		if name := nameHere(cmd, args[0]); instead == "" && name != "" {
 			instead = "`" + cmd.CommandPath() + " " + name + "`"
 		}
 		if instead != "" {
 			return Usagef("unknown command %q for %q: use %s", args[0], cmd.CommandPath(), instead)
 		}
 		return Usagef("unknown command %q for %q%s; `%s --help` lists the commands",
-			args[0], cmd.CommandPath(), DidYouMean("", args[0], names), cmd.CommandPath())
+			args[0], cmd.CommandPath(), DidYouMean("", args[0], namesBelow(cmd)), cmd.CommandPath())
 	}
+}
+
+// namesBelow returns the names of the commands below cmd that people see.
+func namesBelow(cmd *cobra.Command) []string {
+	var names []string
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	return names
+}
+
+// nameHere returns the name that a command below cmd has for what other tools call got, or an empty string.
+func nameHere(cmd *cobra.Command, got string) string {
+	names := namesBelow(cmd)
+	for _, name := range otherNames[got] {
+		if slices.Contains(names, name) {
+			return name
+		}
+	}
+	return ""
 }
 
 // Instead begins the key of an annotation of a group command: the rest is a name that people try, the value says what
 // to type instead.
 const Instead = "instead of "
 
-// otherNames are the names that other tools give to common commands.
-var otherNames = map[string]string{
-	"ls": "list", "get": "describe", "show": "describe", "inspect": "describe", "info": "describe", "rm": "delete",
-	"remove": "delete", "drop": "delete", "add": "create", "new": "create", "make": "create", "cancel": "stop",
-	"follow": "watch", "tail": "watch", "up": "start", "health": "status", "check": "status",
+// otherNames are the names that other tools give to common commands, with our names for them: the first that a group
+// has counts.
+var otherNames = map[string][]string{
+	"ls": {"list"}, "get": {"describe", "status"}, "show": {"describe", "status"}, "inspect": {"describe", "status"},
+	"info": {"describe", "status"}, "describe": {"status"}, "rm": {"delete", "decommission"},
+	"remove": {"delete", "decommission"}, "delete": {"decommission"}, "drop": {"delete"}, "add": {"create"},
+	"new": {"create"}, "make": {"create"}, "cancel": {"stop"}, "follow": {"watch"}, "tail": {"watch"}, "up": {"start"},
+	"health": {"status"}, "check": {"status"},
 }
 
 // examplesBelow returns the first example of each command below cmd.
@@ -123,11 +142,10 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	var names []string
-	for _, sub := range cmd.Commands() {
-		names = append(names, sub.Name())
+	if name := nameHere(cmd, args[0]); name != "" {
+		return Usagef("%s: unexpected argument %q: use `%s %s`", cmd.CommandPath(), args[0], cmd.CommandPath(), name)
 	}
-	return Usagef("%s: unexpected argument %q%s", cmd.CommandPath(), args[0], DidYouMean("", args[0], names))
+	return Usagef("%s: unexpected argument %q%s", cmd.CommandPath(), args[0], DidYouMean("", args[0], namesBelow(cmd)))
 }
 
 // OneArg returns a usage error unless there is exactly one positional argument; what names it.
