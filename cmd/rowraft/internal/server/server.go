@@ -71,13 +71,16 @@ func NewServerCmd(g *remote.Flags) *cobra.Command {
 	var f serverFlags
 	cmd := &cobra.Command{
 		Use:   "server",
-		Short: "Run a server of a cluster",
+		Short: "Run a server; list, drain and remove the servers of a cluster",
 		Long: `Run a server: it holds replicas of shards, and, with --with-scheduler, a member of the
 scheduler. It stops cleanly on SIGTERM or SIGINT.
 
 A cluster is formed by the servers that --join names, each started with --with-scheduler and the
 same list; they wait for each other, in any order. Later servers join through the same list. Where
-` + "`rowraft scheduler`" + ` runs as a process of its own, every server joins it with --scheduler.`,
+` + "`rowraft scheduler`" + ` runs as a process of its own, every server joins it with --scheduler.
+
+The commands below it (list, status, drain, decommission and their opposites) show and change the
+servers of a cluster that runs.`,
 		Example: `  # three servers of a new cluster; on the other machines with their own --listen and --advertise
   rowraft server --data-dir /var/lib/rowraft --with-scheduler --join 10.0.0.1:7070,10.0.0.2:7070,10.0.0.3:7070 \
     --listen 10.0.0.1:7070 --peer-listen 10.0.0.1:7071 --cert server.pem --key server.key --cacert ca.pem
