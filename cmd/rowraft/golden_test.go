@@ -122,9 +122,21 @@ func TestAServerThatIsDownDoesNothing(t *testing.T) {
 		!strings.Contains(got.out, "HOLDS      unknown") {
 		t.Errorf("shard describe: %+v", got)
 	}
-	got = rowraftCmd(t, append([]string{"server", "list"}, at...)...)
-	if strings.Contains(got.out, "down   serving") {
-		t.Errorf("server list: %+v", got)
+	got = rowraftCmd(t, append([]string{"shard", "describe", "1", "-o", "json"}, at...)...)
+	if strings.Contains(got.out, `"role": "leader"`) {
+		t.Errorf("shard describe -o json: %+v", got)
+	}
+	for _, word := range []string{"serving", "scheduling", "stopping"} {
+		r.Nodes[1].Node.NoShards, r.Nodes[1].Stopping = word == "scheduling", word == "stopping"
+		for _, args := range []string{"server list", "server status n2", "server status n2 -o json"} {
+			got := rowraftCmd(t, append(strings.Fields(args), at...)...)
+			for line := range strings.Lines(got.out) {
+				if (args != "server list" || strings.HasPrefix(line, "n2")) &&
+					(strings.Contains(line, word) || strings.Contains(line, "leader  ")) {
+					t.Errorf("%s: %s", args, line)
+				}
+			}
+		}
 	}
 }
 

@@ -100,7 +100,7 @@ func nodeStatus(ctx context.Context, g *remote.Flags, name string) (*nodeStatusJ
 
 func (v *nodeStatusJSON) print(w io.Writer, wide bool) error {
 	n := &v.Node
-	doing := n.Doing
+	doing := view.Dash(n.Doing)
 	if n.Operation != 0 {
 		doing += fmt.Sprintf(" (operation %d)", n.Operation)
 	}

@@ -92,7 +92,7 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 			cli.Plural(len(all.Shards), "shard")), "`rowraft shard list` shows them")
 	}
 	for i := range v.Learners {
-		if l := &v.Learners[i]; l.Role != "" {
+		if l := &v.Learners[i]; l.Reported {
 			l.Lag = max(v.CommitIndex, l.Applied) - l.Applied
 		}
 	}
@@ -204,18 +204,16 @@ func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
 	for i, r := range append(v.Replicas[:len(v.Replicas):len(v.Replicas)], v.Learners...) {
 		role := view.Dash(r.Role)
 		switch {
-		case r.ServerState == "down":
-			role = "-" // what it last reported may contradict the present leader
 		case r.Fenced:
 			role = "fenced"
-		case r.Divided > 0:
+		case r.Role != "" && r.Divided > 0:
 			role += " (divided)"
 		case i >= len(v.Replicas):
 			role = "learner"
 		}
 		row := table.Row{r.Server, r.ServerState, role, r.Term, view.Dash(match[r.ID]), cli.Count(r.Applied),
 			cli.Count(r.Lag), cli.Count(r.Proved), cli.Count(r.Rows), cli.Size(r.MemoryBytes), cli.Size(r.LogBytes)}
-		if r.Role == "" {
+		if !r.Reported {
 			row = table.Row{r.Server, r.ServerState, role, "-", view.Dash(match[r.ID]), "-", "-", "-", "-", "-", "-"}
 		}
 		if wide {

@@ -25,7 +25,8 @@ type Node struct {
 	StateSeconds     float64 `json:"state_seconds"`
 	HeartbeatSeconds float64 `json:"seconds_since_heartbeat"`
 	Intent           string  `json:"intent"` // serve, drain, decommission
-	// serving, draining, drained, decommissioning, decommissioned, stopping, replacing, scheduling
+	// serving, draining, drained, decommissioning, decommissioned, stopping, replacing, scheduling; "": it is down, and
+	// nothing is done with it
 	Doing            string   `json:"doing"`
 	Operation        uint64   `json:"operation,string,omitempty"`
 	Scheduler        bool     `json:"scheduler"`
@@ -105,6 +106,9 @@ func (v *Node) describe(r *rowraftv1.StatusReply, n *rowraftv1.NodeStatus) {
 	if n.GetStopping() {
 		v.Doing = "stopping"
 	}
+	if v.State == "down" && (v.Intent == "serve" || n.GetStopping()) {
+		v.Doing = ""
+	}
 	for _, o := range r.GetOperations() {
 		if o.GetNode() == v.ID && o.GetState() == rowraftv1.OperationState_OPERATION_STATE_RUNNING {
 			v.Operation, v.WaitingFor = o.GetId(), o.GetWaitingFor()
@@ -128,12 +132,8 @@ func (v *NodeList) Print(w io.Writer, wide bool) error {
 		"REPLICAS", "LEADS", "ROWS", "MEMORY")
 	for i := range v.Servers {
 		n := &v.Servers[i]
-		doing := n.Doing
-		if n.State == "down" && doing == "serving" {
-			doing = "-"
-		}
 		row := table.Row{
-			NameOr(n.Name, n.ID), n.Addr, Dash(n.Labels), n.State, Seconds(n.StateSeconds), doing, n.SchedulerRole(),
+			NameOr(n.Name, n.ID), n.Addr, Dash(n.Labels), n.State, Seconds(n.StateSeconds), Dash(n.Doing), n.SchedulerRole(),
 			n.Replicas, n.Leads, cli.Count(n.Rows), cli.Size(n.MemoryBytes),
 		}
 		if wide {

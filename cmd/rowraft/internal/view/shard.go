@@ -41,7 +41,7 @@ type Replica struct {
 	Server      string `json:"server"`
 	ServerID    string `json:"server_id"`
 	ServerState string `json:"server_state"`
-	Role        string `json:"role"` // "" if it has not reported
+	Role        string `json:"role"` // "" if it has not reported, or its server is down
 	Term        uint64 `json:"term"`
 	CommitIndex uint64 `json:"commit_index"`
 	Applied     uint64 `json:"applied_index"`
@@ -53,6 +53,8 @@ type Replica struct {
 	Divided     uint64 `json:"divided_index"` // mark at which no majority had the same rows; 0: none
 	Fenced      bool   `json:"fenced"`
 	Error       string `json:"error"`
+
+	Reported bool `json:"-"` // the numbers are those of its last report
 }
 
 // catchingUp is the number of entries by which a replica may be behind and still count as up to date.
@@ -117,8 +119,11 @@ func NewReplica(r *rowraftv1.StatusReply, rep *rowraftv1.Replica, only uint64) R
 			if st.GetReplicaId() != rep.GetId() {
 				continue
 			}
-			out.Role, out.Term, out.CommitIndex, out.Applied = st.GetRole(), st.GetTerm(), st.GetCommitIndex(),
-				st.GetAppliedIndex()
+			out.Reported = true
+			if out.ServerState != "down" { // the role that it reported last may contradict the present leader
+				out.Role = st.GetRole()
+			}
+			out.Term, out.CommitIndex, out.Applied = st.GetTerm(), st.GetCommitIndex(), st.GetAppliedIndex()
 			out.Rows, out.MemoryBytes, out.LogBytes, out.Error = st.GetRows(), st.GetMemoryBytes(), st.GetLogBytes(),
 				st.GetError()
 			out.Proved, out.Divided, out.Fenced = st.GetProvedIndex(), st.GetDividedIndex(), st.GetFenced() != ""
@@ -147,7 +152,7 @@ func (s *ShardState) summarize() {
 	}
 	for i := range s.Replicas {
 		r := &s.Replicas[i]
-		if r.Role != "" { // the lag of a silent replica is unknown
+		if r.Reported { // the lag of a silent replica is unknown
 			r.Lag = max(s.CommitIndex, r.Applied) - r.Applied
 			s.MaxLag = max(s.MaxLag, r.Lag)
 		}
