@@ -27,7 +27,7 @@ func NewCmds(g *remote.Flags) []*cobra.Command {
 func newNodeListCmd(g *remote.Flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "List the servers: whether they are up, since when, and what they hold",
+		Short: "List the servers: whether they are up and what is done with them; wide: since when, and what they hold",
 		Example: `  rowraft server list -o wide
   rowraft server list -o json | jq -r '.servers[] | select(.state != "up") | .name'`,
 		Args: cli.NoArgs,

@@ -22,9 +22,9 @@ func newShardDescribeCmd(g *remote.Flags) *cobra.Command {
 		Short: "Show one shard: its replicas, how far each is, whether they are proved equal, its tables, its moves",
 		Long: `Show one shard: its replicas, how far each is, whether they are proved equal, its tables, its moves.
 
-MATCH is the last entry that the leader knows to be in the replica's log, APPLIED the last that its rows have, LAG how far
-that is behind what is committed. PROVED is the last index at which the replica was seen to have the rows of the majority;
-` + "`rowraft shard digest`" + ` compares them now.`,
+APPLIED is the last entry that the rows of a replica have, LAG how far that is behind what is committed. With -o wide,
+MATCH is the last entry that the leader knows to be in the replica's log, and PROVED the last index at which the replica
+was seen to have the rows of the majority; ` + "`rowraft shard digest`" + ` compares them now.`,
 		Example: `  rowraft shard describe 2
   rowraft shard describe 2 -o json | jq '.replicas[] | {server, role, lag_entries}'`,
 		Args: cli.OneArg("the SHARD, a number from `rowraft shard list`"),
