@@ -22,7 +22,7 @@ const expiresSoon = 14 * 24 * time.Hour
 
 // openCerts opens the server's certificates; nil for plaintext.
 //
-// Errors: CodeInvalidArgument, also for a certificate that is not of a node.
+// Errors: CodeInvalidArgument, also for a certificate that is not of a server.
 func openCerts(cfg *Config) (*certs.Source, error) {
 	source, err := cfg.TLS.Open(cfg.Logger)
 	if source == nil || err != nil {
@@ -30,7 +30,7 @@ func openCerts(cfg *Config) (*certs.Source, error) {
 	}
 	if id := source.Identity(); id.Role != certs.Server {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"the certificate %s is of %s: a server wants the role node (`rowraft cert server`)", cfg.TLS.Cert, id.String())
+			"the certificate %s is of %s: a server wants the role server (`rowraft cert server`)", cfg.TLS.Cert, id.String())
 	}
 	if left := time.Until(source.NotAfter()); left < expiresSoon {
 		cfg.Logger.Warn("the certificate of this server expires soon, or has: replace its files, no restart is needed",

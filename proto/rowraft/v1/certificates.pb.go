@@ -137,8 +137,8 @@ func (x *JoinReply) GetCa() []byte {
 type JoinToken struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                 // 16 hexadecimal digits
-	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`                             // of the certificates: node, operator, trainer or reader
-	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                             // likewise; "" for nodes: as each machine calls itself
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`                             // of the certificates: server, operator, trainer or reader
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                             // likewise; "" for servers: as each machine calls itself
 	Tables        []string               `protobuf:"bytes,4,rep,name=tables,proto3" json:"tables,omitempty"`                         // of trainers and readers
 	Uses          uint32                 `protobuf:"varint,5,opt,name=uses,proto3" json:"uses,omitempty"`                            // machines that it lets in, 1 … 256
 	CreatedNs     uint64                 `protobuf:"varint,6,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"` // Unix time
