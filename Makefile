@@ -150,11 +150,11 @@ bench-failover: build-faults ## how long pushes wait for a new leader, against t
 
 .PHONY: bench-gaps
 bench-gaps: build ## how long pushes wait for planned changes: N=40 transfers, moves and restarts each, 6 minutes (ARGS="--json")
-	$(BIN)/rowraft-bench failover --check --kills 0 --stalls 0 --nodes 0 --transfers $(N) --moves $(N) --restarts $(N) $(ARGS)
+	$(BIN)/rowraft-bench failover --check --kills 0 --stalls 0 --servers 0 --transfers $(N) --moves $(N) --restarts $(N) $(ARGS)
 
 .PHONY: bench-failover-smoke
 bench-failover-smoke: build-faults ## a few of each, held against no bar: shows that pushes and reads go on after all of them
-	$(BIN)/rowraft-bench failover --kills 2 --transfers 1 --moves 1 --restarts 1 --stalls 1 --nodes 1 --stall-limit 10s
+	$(BIN)/rowraft-bench failover --kills 2 --transfers 1 --moves 1 --restarts 1 --stalls 1 --servers 1 --stall-limit 10s
 
 .PHONY: bench-overload
 bench-overload: build ## a minute of ten times what the limits of three servers let through, against the bars (ARGS="--json")

@@ -38,10 +38,10 @@ const (
 
 // failoverConfig has the number of faults of each kind.
 type failoverConfig struct {
-	kills, transfers, stalls, nodes int
-	moves, restarts                 int
-	stallLimit                      time.Duration // --disk-stall-limit of the servers; 0: that of the profile
-	still                           bool          // the scheduler moves no replica by itself
+	kills, transfers, stalls, servers int
+	moves, restarts                   int
+	stallLimit                        time.Duration // --disk-stall-limit of the servers; 0: that of the profile
+	still                             bool          // the scheduler moves no replica by itself
 }
 
 // failoverResult is the JSON of `bench failover`; the field names are a contract.
@@ -50,14 +50,14 @@ type failoverResult struct {
 	Op     string `json:"op"`
 
 	// Faults are measured from the fault to the first acknowledged push that began after it, in
-	// the shard that the server led; Nodes in the last of the shards that it led. Planned changes
+	// the shard that the server led; Servers in the last of the shards that it led. Planned changes
 	// are measured by the longest time without an acknowledgement in any shard.
 	Kills     *failoverTimes `json:"kills,omitempty"`
 	Transfers *plannedGaps   `json:"transfers,omitempty"`
 	Moves     *plannedGaps   `json:"moves,omitempty"`    // the leader's replica moves
 	Restarts  *plannedGaps   `json:"restarts,omitempty"` // SIGTERM, one server after the other
 	Stalls    *failoverTimes `json:"disk_stalls,omitempty"`
-	Nodes     *failoverTimes `json:"nodes,omitempty"`
+	Servers   *failoverTimes `json:"servers,omitempty"`
 
 	Reads *failoverReads `json:"bounded_reads"`
 
@@ -119,12 +119,12 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	switch {
 	case cfg.replicas != 3:
 		return nil, cli.Usagef("bench failover --replicas %d: want 3", cfg.replicas)
-	case min(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) < 0 ||
-		max(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) == 0:
+	case min(f.kills, f.transfers, f.stalls, f.servers, f.moves, f.restarts) < 0 ||
+		max(f.kills, f.transfers, f.stalls, f.servers, f.moves, f.restarts) == 0:
 		return nil,
 			cli.Usagef(
-				"--kills %d, --transfers %d, --moves %d, --restarts %d, --stalls %d, --nodes %d: want 0 or more, and one of them",
-				f.kills, f.transfers, f.moves, f.restarts, f.stalls, f.nodes)
+				"--kills %d, --transfers %d, --moves %d, --restarts %d, --stalls %d, --servers %d: want 0 or more, and one of them",
+				f.kills, f.transfers, f.moves, f.restarts, f.stalls, f.servers)
 	}
 	r = &failoverResult{
 		Schema: cli.JSONSchema, Op: "failover", Replicas: cfg.replicas, Backend: cfg.backend, Profile: cfg.profile,
@@ -158,7 +158,7 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 		}
 		cfg.replicas, cfg.failover.still = r.Replicas, false
 	}
-	if f.nodes > 0 {
+	if f.servers > 0 {
 		cfg.shards = failoverNodeShards
 		if err := r.onCluster(ctx, cfg, reads, progress,
 			func(d *disturber) error { return r.manyShards(ctx, &f, d) }); err != nil {
@@ -212,11 +212,11 @@ func (r *failoverResult) oneShard(ctx context.Context, f *failoverConfig, d *dis
 
 // manyShards kills servers that lead a third of the shards.
 func (r *failoverResult) manyShards(ctx context.Context, f *failoverConfig, d *disturber) error {
-	nodes, err := d.repeat(ctx, "kill −9 of a server that leads a third", f.nodes, d.killNode)
+	servers, err := d.repeat(ctx, "kill −9 of a server that leads a third", f.servers, d.killNode)
 	if err != nil {
 		return err
 	}
-	r.Nodes = timesOf(nodes)
+	r.Servers = timesOf(servers)
 	return nil
 }
 
@@ -236,7 +236,7 @@ func (r *failoverResult) judge() {
 	over("moves, max", r.Moves.times(), most, plannedMaxBar)
 	over("restarts, max", r.Restarts.times(), most, plannedMaxBar)
 	over("disk stalls, max", r.Stalls, most, stallMaxBar)
-	over("servers that lead a third, max", r.Nodes, most, nodeMaxBar)
+	over("servers that lead a third, max", r.Servers, most, nodeMaxBar)
 	if r.Reads.Share < readShareBar {
 		r.miss("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)", r.Reads.Share, readShareBar,
 			r.Reads.Error)
@@ -254,7 +254,7 @@ func (r *failoverResult) print(w io.Writer) error {
 		t    *failoverTimes
 	}{{"kill −9", r.Kills}, {"transfer", r.Transfers.times()}, {"move", r.Moves.times()},
 		{"restart", r.Restarts.times()}, {"disk stall", r.Stalls},
-		{"a third of " + cli.Plural(failoverNodeShards, "shard"), r.Nodes}} {
+		{"a third of " + cli.Plural(failoverNodeShards, "shard"), r.Servers}} {
 		if k.t != nil {
 			pairs = append(pairs, k.name, line(k.t))
 		}

@@ -39,7 +39,7 @@ func TestFailoverVerdict(t *testing.T) {
 	good := func() *failoverResult {
 		return &failoverResult{
 			Kills: timesOf(seconds(0.8, 0.8, 1.3)), Transfers: gapsOf(0.5), Moves: gapsOf(0.5), Restarts: gapsOf(0.5),
-			Stalls: timesOf(seconds(5)), Nodes: timesOf(seconds(3)),
+			Stalls: timesOf(seconds(5)), Servers: timesOf(seconds(3)),
 			Reads: &failoverReads{Share: 0.999},
 		}
 	}
@@ -50,7 +50,7 @@ func TestFailoverVerdict(t *testing.T) {
 	}{
 		{"at every bar", func(*failoverResult) {}, ""},
 		{"only kills", func(r *failoverResult) {
-			r.Transfers, r.Moves, r.Restarts, r.Stalls, r.Nodes = nil, nil, nil, nil,
+			r.Transfers, r.Moves, r.Restarts, r.Stalls, r.Servers = nil, nil, nil, nil,
 				nil
 		}, ""},
 		{"median", func(r *failoverResult) { r.Kills = timesOf(seconds(0.7, 0.81, 0.9)) },
@@ -60,7 +60,7 @@ func TestFailoverVerdict(t *testing.T) {
 		{"move", func(r *failoverResult) { r.Moves = gapsOf(0.1, 0.51) }, "moves"},
 		{"restart", func(r *failoverResult) { r.Restarts = gapsOf(0.1, 0.51) }, "restarts"},
 		{"stall", func(r *failoverResult) { r.Stalls = timesOf(seconds(1, 1, 1, 5.1)) }, "disk stalls"},
-		{"node", func(r *failoverResult) { r.Nodes = timesOf(seconds(1, 1, 1, 3.1)) }, "a third"},
+		{"server", func(r *failoverResult) { r.Servers = timesOf(seconds(1, 1, 1, 3.1)) }, "a third"},
 		{"reads", func(r *failoverResult) { r.Reads.Share = 0.9989 }, "bounded reads: 0.9989"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -156,7 +156,7 @@ change, and how many bounded reads were served meanwhile.`,
 			fl.IntVar(&f.stalls, "stalls", 6, "how often the leader's disk hangs")
 			fl.DurationVar(&f.stallLimit, "stall-limit", 0,
 				"--disk-stall-limit of the servers, for a machine whose disk hangs by itself; 0: that of the profile")
-			fl.IntVar(&f.nodes, "nodes", 5, "how often a server that leads a third of the shards is killed")
+			fl.IntVar(&f.servers, "servers", 5, "how often a server that leads a third of the shards is killed")
 			checkFlag(fl, cfg)
 		},
 	},
