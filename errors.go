@@ -132,7 +132,7 @@ func (e *NotLeaderError) Error() string {
 	if e.Leader == "" {
 		return fmt.Sprintf("shard %d: not leader, and the leader at term %d is unknown", e.Shard, e.Term)
 	}
-	return fmt.Sprintf("shard %d: not leader (node %s leads at term %d)", e.Shard, e.Leader, e.Term)
+	return fmt.Sprintf("shard %d: not leader (server %s leads at term %d)", e.Shard, e.Leader, e.Term)
 }
 
 func (e *NotLeaderError) Code() Code { return CodeNotLeader }
@@ -146,8 +146,8 @@ type WrongShardError struct {
 
 func (e *WrongShardError) Error() string {
 	return fmt.Sprintf(
-		"shard %d: the request was split by map version %d, this node has version %d: fetch the map and split again", e.Shard,
-		e.Have, e.Want)
+		"shard %d: the request was split by map version %d, this server has version %d: fetch the map and split again",
+		e.Shard, e.Have, e.Want)
 }
 
 func (e *WrongShardError) Code() Code { return CodeWrongShard }

@@ -17,13 +17,13 @@ func TestWithNames(t *testing.T) {
 			Removed: []Removed{{Replica: Replica{ID: removed, Node: named}}}}},
 	}
 	for in, want := range map[string]string{
-		"":                                     "",
-		"dial node " + named + " at 127.0.0.1": "dial node n1 at 127.0.0.1",
-		"{Voter " + voter + " " + named + "}":  "{Voter c0ac9b63@n1 n1}",
-		learner:                                "6a836bda@" + unnamed,
-		removed + ", " + other + "; a-b-c-d-e": "27fe21b0@n1, " + other + "; a-b-c-d-e",
-		unnamed:                                unnamed,
-		"x" + named:                            "x" + named, // part of a longer word
+		"":                                       "",
+		"dial server " + named + " at 127.0.0.1": "dial server n1 at 127.0.0.1",
+		"{Voter " + voter + " " + named + "}":    "{Voter c0ac9b63@n1 n1}",
+		learner:                                  "6a836bda@" + unnamed,
+		removed + ", " + other + "; a-b-c-d-e":   "27fe21b0@n1, " + other + "; a-b-c-d-e",
+		unnamed:                                  unnamed,
+		"x" + named:                              "x" + named, // part of a longer word
 	} {
 		if got := m.WithNames(in); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)

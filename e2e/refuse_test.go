@@ -32,7 +32,7 @@ func TestForeignDataIsRefused(t *testing.T) {
 		refused(t, copied, other.Endpoints(), 6, "belongs to cluster")
 	})
 	t.Run("the log of another node under this identity", func(t *testing.T) {
-		refused(t, mixed, one.Endpoints(), 6, "belongs to node "+string(n2.ID()))
+		refused(t, mixed, one.Endpoints(), 6, "belongs to server "+string(n2.ID()))
 	})
 	t.Run("a log that was lost", func(t *testing.T) {
 		one.killAll(one.Servers()[2:])

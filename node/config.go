@@ -147,7 +147,7 @@ func (c *Config) setDefaults() error {
 	case c.DataDir == "":
 		return bad("no data directory: give --data-dir")
 	case c.Listener == nil || c.PeerListener == nil:
-		return rowraft.Errorf(rowraft.CodeInternal, "node without listeners")
+		return rowraft.Errorf(rowraft.CodeInternal, "no listeners")
 	case c.TLS.IsZero() && !c.Insecure:
 		return bad("no certificates: give --cert, --key and --cacert, or --insecure for loopback")
 	case !c.TLS.IsZero() && c.Insecure:

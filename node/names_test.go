@@ -86,13 +86,13 @@ func TestLogLinesHaveNames(t *testing.T) {
 	name = "n1"
 	type server struct{ ID, Address rowraft.NodeID }
 	cause := rowraft.Errorf(rowraft.CodeDenied, "refused by %s", b)
-	log.Warn("dial node "+b, "err", cause, "peer", server{replica, b}, "leader", rowraft.NodeID(b),
+	log.Warn("dial server "+b, "err", cause, "peer", server{replica, b}, "leader", rowraft.NodeID(b),
 		"addrs", []string{b, "x"}, "term", 7, "insecure", false)
 	lines := strings.Split(out.String(), "\n")
 	if !strings.Contains(lines[0], `"msg":"before `+b+`","self":"`+a+`","replica":"`+replica+`","old":"of `+b+`"`) {
 		t.Errorf("without a map: %s", lines[0])
 	}
-	want := `"msg":"dial node n2","self":"n1","replica":"c0ac9b63@n2","old":"of n2","err":"refused by n2",` +
+	want := `"msg":"dial server n2","self":"n1","replica":"c0ac9b63@n2","old":"of n2","err":"refused by n2",` +
 		`"peer":"{c0ac9b63@n2 n2}","leader":"n2","addrs":["n2","x"],"term":7,"insecure":false}`
 	if !strings.Contains(lines[1], want) {
 		t.Errorf("%s\nwant %s", lines[1], want)

@@ -318,7 +318,7 @@ func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, erro
 		if f, ok := id.FindFounder(node); ok {
 			return f.PeerAddr, nil
 		}
-		return "", rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", node)
+		return "", rowraft.Errorf(rowraft.CodeNotFound, "server %s is not in the cluster map", node)
 	}
 }
 

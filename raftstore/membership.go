@@ -118,20 +118,20 @@ func (n *instance) members(servers []raft.Server) []MemberStatus {
 // CodeInvalidArgument. After CodeLeadershipLost and CodeDeadline the outcome is unknown: read Members.
 func (g *Group) AddLearner(ctx context.Context, m Member, prev rowraft.Index) (Membership, error) {
 	if m.Replica == "" || m.Node == "" {
-		return Membership{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: learner %+v: want a replica and a node",
+		return Membership{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: learner %+v: want a replica and a server",
 			g.cfg.ID, m)
 	}
-	return g.change(ctx, prev, fmt.Sprintf("add replica %s on node %s as a learner", m.Replica, m.Node),
+	return g.change(ctx, prev, fmt.Sprintf("add replica %s on server %s as a learner", m.Replica, m.Node),
 		func(now *Membership) (bool, error) {
 			if have, ok := now.Find(m.Replica); ok {
 				if have.Voter || have.Node != m.Node {
-					return false, rowraft.Errorf(rowraft.CodePrecondition, "it is a member on node %s already (voter: %v)", have.Node,
-						have.Voter)
+					return false, rowraft.Errorf(rowraft.CodePrecondition, "it is a member on server %s already (voter: %v)",
+						have.Node, have.Voter)
 				}
 				return true, nil
 			}
 			if i := slices.IndexFunc(now.Members, func(s MemberStatus) bool { return s.Node == m.Node }); i >= 0 {
-				return false, rowraft.Errorf(rowraft.CodePrecondition, "the node has replica %s of the group",
+				return false, rowraft.Errorf(rowraft.CodePrecondition, "the server has replica %s of the group",
 					now.Members[i].Replica)
 			}
 			return false, nil

@@ -161,6 +161,7 @@ func (o *Options) validate() error {
 	case o.Cluster == "" || len(o.Cluster) > raftlog.MaxNameBytes:
 		return bad("Cluster %q: want 1 to %d bytes", o.Cluster, raftlog.MaxNameBytes)
 	case o.Node == "" || len(o.Node) > raftlog.MaxNameBytes:
+		//tidy:allow words Node is the field of the options
 		return bad("Node %q: want 1 to %d bytes", o.Node, raftlog.MaxNameBytes)
 	case o.Listener == nil:
 		return bad("Listener is nil")

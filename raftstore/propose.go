@@ -24,7 +24,7 @@ func (e *NotLeaderError) Error() string {
 	if e.Leader == "" {
 		return fmt.Sprintf("group %s: not leader, and the leader at term %d is unknown", e.Group, e.Term)
 	}
-	return fmt.Sprintf("group %s: not leader (node %s leads at term %d)", e.Group, e.Leader, e.Term)
+	return fmt.Sprintf("group %s: not leader (server %s leads at term %d)", e.Group, e.Leader, e.Term)
 }
 
 // Code returns CodeNotLeader.

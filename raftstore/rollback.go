@@ -37,7 +37,7 @@ func (s *Store) checkCopy(g *Group, from rowraft.NodeID, statement *marks.Statem
 	if why = s.starts.Load().Contradicts(statement.About); why == "" { // before s.mu, which may be held for long
 		return "", false
 	}
-	why = fmt.Sprintf("%s, as node %s remembers", why, from)
+	why = fmt.Sprintf("%s, as server %s remembers", why, from)
 	if statement.Answers {
 		return why, true
 	}
@@ -89,8 +89,8 @@ func (r *rollbackGuard) Compare(from rowraft.NodeID, s *marks.Statement) error {
 	if why, twin := g.store.checkCopy(g, from, s); why != "" {
 		if twin {
 			err := rowraft.Errorf(rowraft.CodeIdentity,
-				"two processes run as node %s, on copies of one data directory: %s; stop one of them (%s)", g.store.opts.Node, why,
-				copied)
+				"two processes run as server %s, on copies of one data directory: %s; stop one of them (%s)", g.store.opts.Node,
+				why, copied)
 			g.fail(err)
 			return err
 		}
@@ -110,10 +110,10 @@ func (r *rollbackGuard) Compare(from rowraft.NodeID, s *marks.Statement) error {
 	switch {
 	case last < s.Mark.Index:
 		return g.rolledBack(
-			"its log ends at entry %d, and node %s remembers that it confirmed entry %d, which is committed; %s", last, from,
+			"its log ends at entry %d, and server %s remembers that it confirmed entry %d, which is committed; %s", last, from,
 			s.Mark.Index, copied)
 	case term < s.Mark.Term:
-		return g.rolledBack("it is in term %d, and node %s remembers that it voted in term %d; %s", term, from, s.Mark.Term,
+		return g.rolledBack("it is in term %d, and server %s remembers that it voted in term %d; %s", term, from, s.Mark.Term,
 			copied)
 	}
 	return nil

@@ -186,13 +186,13 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 	replicas, nodes, self := map[rowraft.ReplicaID]bool{}, map[rowraft.NodeID]bool{}, false
 	for _, m := range cfg.Bootstrap {
 		if m.Replica == "" || m.Node == "" || replicas[m.Replica] || nodes[m.Node] {
-			return bad("member %+v: want distinct, non-empty replicas on distinct nodes", m)
+			return bad("member %+v: want distinct, non-empty replicas on distinct servers", m)
 		}
 		replicas[m.Replica], nodes[m.Node] = true, true
 		self = self || m == Member{cfg.Replica, s.opts.Node}
 	}
 	if !self {
-		return bad("replica %s on node %s is not among the founding members", cfg.Replica, s.opts.Node)
+		return bad("replica %s on server %s is not among the founding members", cfg.Replica, s.opts.Node)
 	}
 	return nil
 }
@@ -228,7 +228,7 @@ func (s *Store) claimLocked(cfg *GroupConfig) (rec registry.Record, fresh bool, 
 		return rec, false, checkActive(disk, &rec, cfg, dir)
 	case rec.HasRemoved(cfg.Replica):
 		return rec, false, rowraft.Errorf(rowraft.CodeIdentity,
-			"replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
+			"replica %s was removed from this server; a new replica needs a new ID", cfg.Replica)
 	case !known:
 		if _, err := s.opts.FS.Stat(dir); err == nil {
 			return rec, false, rowraft.Errorf(rowraft.CodeIdentity,

@@ -58,7 +58,7 @@ func (g *group) onLeader(ctx context.Context, sh clustermap.Shard, patience time
 func (g *group) onNode(node rowraft.NodeID, fn func(*grpc.ClientConn) error) error {
 	addr := g.addrOf(node)
 	if addr == "" {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "the address of node %s is unknown", node)
+		return rowraft.Errorf(rowraft.CodeNoLeader, "the address of server %s is unknown", node)
 	}
 	conn, err := g.conns.Get(addr)
 	if err != nil {

@@ -298,7 +298,7 @@ func (d *driver) members(ctx context.Context,
 			return leader, reply, nil
 		}
 		if !w.Again(ctx, err) {
-			return "", nil, fmt.Errorf("shard %d: members: node %s: %w", sh.ID, leader, err)
+			return "", nil, fmt.Errorf("shard %d: members: server %s: %w", sh.ID, leader, err)
 		}
 	}
 }

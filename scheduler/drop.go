@@ -139,7 +139,7 @@ func (ts *tables) ensureDrop(ctx context.Context, sh clustermap.Shard, d meta.Dr
 			ts.markEnsured(term, key)
 			return nil
 		}
-		err = fmt.Errorf("shard %d: drop table %s: node %s: %w", sh.ID, d.Name, node, err)
+		err = fmt.Errorf("shard %d: drop table %s: server %s: %w", sh.ID, d.Name, node, err)
 		if !w.Again(ctx, err) {
 			return err
 		}

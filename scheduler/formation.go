@@ -253,7 +253,7 @@ func (f *formation) joinExisting(answers []answer) (joined bool, waiting string,
 	})
 	if self.Scheduler && !founder && !leads {
 		return false,
-			fmt.Sprintf("a leader of the scheduler of cluster %s, which was formed without this data directory (node %s)",
+			fmt.Sprintf("a leader of the scheduler of cluster %s, which was formed without this data directory (server %s)",
 				found.reply.ClusterId, self.ID), nil
 	}
 	// The cluster and its founders are written in one step: a server that knew the cluster alone could bootstrap the
@@ -277,7 +277,7 @@ func (f *formation) founders(answers []answer) ([]identity.Member, error) {
 		id := rowraft.NodeID(r.GetNodeId())
 		if other, twice := byNode[id]; twice {
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
-				"%s and %s are the same server (node %s): name each server once", other, a.addr, id)
+				"%s and %s are the same server (server %s): name each server once", other, a.addr, id)
 		}
 		byNode[id] = a.addr
 		if !r.GetScheduler() {

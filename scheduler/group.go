@@ -109,7 +109,7 @@ func (g *group) leading() (Log, rowraft.Term, error) {
 		return nil, 0, rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler has no leader at present")
 	}
 	e := &notLeader{
-		msg:  fmt.Sprintf("this server does not lead the scheduler, node %s at %s does", node, g.addrOf(node)),
+		msg:  fmt.Sprintf("this server does not lead the scheduler, server %s at %s does", node, g.addrOf(node)),
 		hint: rowraft.NotLeaderError{Leader: node, Term: term},
 	}
 	return nil, 0, e
@@ -171,7 +171,7 @@ func (g *group) proposeOnce(ctx context.Context, c *rowraftv1.MetaCommand) (any,
 	if hint, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
 		// raftstore's message would name shard 0, which is the number of the scheduler's group there and misleads the user.
 		return nil,
-			&notLeader{msg: fmt.Sprintf("this server has just lost the lead of the scheduler (node %q may have it)",
+			&notLeader{msg: fmt.Sprintf("this server has just lost the lead of the scheduler (server %q may have it)",
 				hint.Leader), hint: *hint}
 	}
 	if err != nil {

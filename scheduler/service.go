@@ -26,7 +26,7 @@ import (
 func (s *Scheduler) Hello(_ context.Context, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
 	id := s.opts.Identity.Identity()
 	if err := identity.CheckCluster(id.Cluster, rowraft.ClusterID(req.GetClusterId())); err != nil {
-		return nil, fmt.Errorf("node %s at %s: %w", id.Node, s.opts.Self.Addr, err)
+		return nil, fmt.Errorf("server %s at %s: %w", id.Node, s.opts.Self.Addr, err)
 	}
 	self := s.opts.Self
 	reply := &rowraftv1.HelloReply{
@@ -97,7 +97,7 @@ func (s *Scheduler) RegisterNode(ctx context.Context,
 	if !req.GetNode().GetNoShards() { // the group decides whether the node is a member, not the request
 		now, err := l.Members()
 		if err != nil {
-			return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
+			return nil, fmt.Errorf("register server %s: %w", req.GetNode().GetId(), err)
 		}
 		req = proto.CloneOf(req)
 		req.Node.Scheduler = now.HasVoter(rowraft.NodeID(req.Node.Id))
@@ -176,7 +176,7 @@ func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest
 	}
 	n, known := m.Node(id)
 	if !known {
-		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not registered", id)
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "server %s is not registered", id)
 	}
 	if err := s.hear(id, diagnosis.NodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}),
 		announced(req.GetFormatVersion())); err != nil {
@@ -214,10 +214,11 @@ func (s *Scheduler) checkMember(cluster, node string) error {
 	case mine == "":
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster is not formed yet")
 	case cluster == "" || node == "":
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "cluster id %q, node id %q: a server must say both", cluster, node)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "cluster id %q, server id %q: a server must say both", cluster,
+			node)
 	}
 	if err := identity.CheckCluster(mine, rowraft.ClusterID(cluster)); err != nil {
-		return fmt.Errorf("node %s: scheduler: %w", node, err)
+		return fmt.Errorf("server %s: scheduler: %w", node, err)
 	}
 	return nil
 }

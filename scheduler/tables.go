@@ -171,7 +171,7 @@ func (ts *tables) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraf
 			ts.markEnsured(term, ensuredKey{t.ID, sh.ID, false})
 			return nil
 		}
-		err = fmt.Errorf("shard %d: table %s: node %s: %w", sh.ID, t.Name, node, err)
+		err = fmt.Errorf("shard %d: table %s: server %s: %w", sh.ID, t.Name, node, err)
 		if !w.Again(ctx, err) {
 			return err
 		}

@@ -38,7 +38,7 @@ seed, one at a time and two at once. A round takes about half a minute. First co
 Then all faults end, every client must have a push acknowledged, and every replica must catch up (liveness).
 Then all rows and the digests of all replicas are compared.
 
-With --tier A the servers are nodes in this process, on a network in memory and in virtual time.
+With --tier A the servers run in this process, on a network in memory and in virtual time.
 
 The exit code is 0 only if there is no violation and enough faults had an effect. Otherwise it is 3, and the
 directory is kept.`,
@@ -77,7 +77,7 @@ directory is kept.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&c.Tier, "tier", "B", "B: real processes and proxies; A: whole nodes in this process, in virtual time")
+	fl.StringVar(&c.Tier, "tier", "B", "B: real processes and proxies; A: whole servers in this process, in virtual time")
 	fl.Uint64Var(&c.Seed, "seed", 0, "seed of the schedule; 0: from the clock")
 	fl.DurationVar(&c.For, "for", time.Minute, "how long faults are done; in virtual time with tier A")
 	fl.StringVar(&c.Faults, "faults", "all", "all, or kinds separated by commas ('rowraft-chaos faults' lists them)")

@@ -50,7 +50,7 @@ func (c *Cluster) WronglyRefused() (out []string, err error) {
 
 // refusal matches what a server logs of a replica that it refuses because of its disk.
 var refusal = regexp.MustCompile(`group (\S+), replica (\S+): (` + raftstore.RolledBack +
-	`|two processes run as node|.*the disk of another replica was rolled back)`)
+	`|two processes run as server|.*the disk of another replica was rolled back)`)
 
 // WronglyRefused returns what the log of a server says about refused replicas that are not in rolledBack,
 // once for each replica.

@@ -12,7 +12,7 @@ func TestWronglyRefusedReplicasAreFound(t *testing.T) {
 	const lines = `{"level":"ERROR","msg":"the group has stopped forever","group":"shard-0","err":"group shard-0, replica r1: rolled back disk: its log ends at entry 3"}
 {"level":"ERROR","msg":"the group has stopped forever","group":"shard-1","err":"group shard-1, replica r2: rolled back disk: its log ends at entry 3"}
 {"level":"ERROR","msg":"the group has stopped forever","group":"shard-1","err":"group shard-1, replica r2: rolled back disk: its log ends at entry 3"}
-{"level":"ERROR","msg":"the group has stopped forever","group":"meta","err":"group meta, replica r3: two processes run as node n1, on copies of one data directory"}
+{"level":"ERROR","msg":"the group has stopped forever","group":"meta","err":"group meta, replica r3: two processes run as server n1, on copies of one data directory"}
 {"level":"ERROR","msg":"the group has stopped forever","group":"shard-2","err":"group shard-2, replica r4: truncate the log in /d: the leader has other entries from 3 on: the disk of another replica was rolled back; keep"}
 `
 	if err := os.WriteFile(log, []byte(lines), 0o600); err != nil {

@@ -128,7 +128,8 @@ func (t *Token) verify(chain []*x509.Certificate, host string) error {
 	}
 	id, err := Of(chain[0])
 	if err == nil && id.Role != Server {
-		err = rowraft.Errorf(rowraft.CodeDenied, "the certificate of the server at %s belongs to %s: want a server", host, &id)
+		err = rowraft.Errorf(rowraft.CodeDenied, "the certificate of the server at %s belongs to %s: want a server", host,
+			&id)
 	}
 	return err
 }

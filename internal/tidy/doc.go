@@ -15,6 +15,8 @@
 //	              in code that applies log entries
 //	product       float32(a*b) around every product there, so that it cannot fuse
 //	decoders      what takes foreign bytes apart has a fuzz target
+//	logkeys       the keys of log lines are those of a list
+//	words         texts for people say server, not node
 //	size          lines, files, packages and types that a person can read
 //
 // Other tests check more than source: the versions in go.mod, instructions that

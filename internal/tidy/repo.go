@@ -65,6 +65,7 @@ var Rules = []Rule{
 	{"size", checkSize},
 	{"decoders", checkDecoders},
 	{"logkeys", checkLogKeys},
+	{"words", checkWords},
 }
 
 // skippedDir reports whether a directory holds no source of the project.

@@ -371,6 +371,17 @@ var examples = []struct {
 			"\"shard\", 1); t.Log(1, 2, 3, \"colour\"); b.Info(\"x\", \"colour\", 1) }\n"},
 	},
 	{
+		name: "a node in a text", rule: "words",
+		sources: map[string]string{"node/a.go": "package node\nvar err = errors.New(\"two Nodes lead\")\n"},
+		want:    `"Nodes": say server`,
+	},
+	{
+		name: "a server in a text, and a node in names, tags and longer words", rule: "words",
+		sources: map[string]string{"node/a.go": "package node\nimport \"a/node\"\n" +
+			"var err = errors.New(\"a server, inodes\")\nvar file = \"node\"\n" +
+			"type t struct { a int `json:\"node\" yaml:\"node\"` }\n"},
+	},
+	{
 		name: "an exception with a reason", rule: "sleep",
 		sources: map[string]string{
 			"node/a_test.go": "package node\nimport \"time\"\nfunc f() {\n\t//tidy:allow sleep the kernel gives no signal\n" +

@@ -2,6 +2,7 @@ package tidy
 
 import (
 	"fmt"
+	"go/ast"
 	"path"
 	"regexp"
 	"slices"
@@ -32,4 +33,31 @@ func OldWords(root string) ([]string, error) {
 		return nil
 	})
 	return found, err
+}
+
+// nodeWord is what code calls a server; texts for people do not (docs/words.md).
+var nodeWord = regexp.MustCompile(`(?i)\bnodes?\b`)
+
+// checkWords refuses nodeWord in the string literals of commands and packages. A literal without a space is a name, for
+// example of a file, and the tag of a field names a key of a file.
+func checkWords(r *Repo) []Finding {
+	var out []Finding
+	for _, f := range r.Files {
+		if f.Test || f.Generated || slices.Contains(unswept, f.Dir) {
+			continue
+		}
+		tags := make(map[*ast.BasicLit]bool)
+		ast.Inspect(f.AST, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.Field:
+				tags[n.Tag] = true
+			case *ast.BasicLit:
+				if s, ok := stringLit(n); ok && !tags[n] && strings.Contains(s, " ") && nodeWord.MatchString(s) {
+					out = append(out, r.finding("words", f, n, "a text for people says %q: say server", nodeWord.FindString(s)))
+				}
+			}
+			return true
+		})
+	}
+	return out
 }

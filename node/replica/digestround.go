@@ -239,7 +239,7 @@ func (d *digestRounds) collect(ctx context.Context, members *raftstore.Membershi
 	votes := make(chan numbered, len(out))
 	for i, m := range members.Members {
 		out[i] = digestVote{Member: m.Member, voter: m.Voter,
-			err: rowraft.Errorf(rowraft.CodeDeadline, "node %s has not answered", m.Node)}
+			err: rowraft.Errorf(rowraft.CodeDeadline, "server %s has not answered", m.Node)}
 		go func() {
 			v := d.ask(ctx, m.Member, mark)
 			v.Member, v.voter = m.Member, m.Voter
@@ -274,10 +274,10 @@ func (d *digestRounds) ask(ctx context.Context, m raftstore.Member, mark rowraft
 	case err != nil:
 		v.err = err
 	case reply.ReplicaId != string(m.Replica):
-		v.err = rowraft.Errorf(rowraft.CodeIdentity, "node %s has replica %s, the member is %s", m.Node, reply.ReplicaId,
+		v.err = rowraft.Errorf(rowraft.CodeIdentity, "server %s has replica %s, the member is %s", m.Node, reply.ReplicaId,
 			m.Replica)
 	case reply.Noted && len(reply.Digest) != len(v.digest.Sum):
-		v.err = rowraft.Errorf(rowraft.CodeCorrupt, "node %s sent a digest of %d bytes", m.Node, len(reply.Digest))
+		v.err = rowraft.Errorf(rowraft.CodeCorrupt, "server %s sent a digest of %d bytes", m.Node, len(reply.Digest))
 	case reply.Noted:
 		v.noted, v.digest = true, shard.Digest{Index: mark, Rows: reply.Rows, Sum: [16]byte(reply.Digest)}
 	}

@@ -215,7 +215,7 @@ func (h *Host) conn(node rowraft.NodeID) (*grpc.ClientConn, error) {
 	}
 	to, ok := m.Node(node)
 	if !ok {
-		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", node)
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "server %s is not in the cluster map", node)
 	}
 	return h.opts.Conns.Get(to.Addr)
 }

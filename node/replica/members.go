@@ -58,7 +58,7 @@ func replicaOn(g *raftstore.Group, shard rowraft.ShardID, node rowraft.NodeID) (
 			return member.Replica, nil
 		}
 	}
-	return "", rowraft.Errorf(rowraft.CodePrecondition, "shard %d has no replica on node %s", shard, node)
+	return "", rowraft.Errorf(rowraft.CodePrecondition, "shard %d has no replica on server %s", shard, node)
 }
 
 // nextLeader waits until the group has a leader other than the replica on self, or that one if to is
@@ -72,7 +72,7 @@ func nextLeader(ctx context.Context, g *raftstore.Group, shard rowraft.ShardID, 
 		if node, term, me := g.Leader(); node != "" && me == (node == self) {
 			if at, err := replicaOn(g, shard, node); err == nil && to != "" && at != to {
 				return "", 0, rowraft.Errorf(rowraft.CodeNoLeader,
-					"shard %d: node %s leads, not the one that the leadership was handed to", shard, node)
+					"shard %d: server %s leads, not the one that the leadership was handed to", shard, node)
 			}
 			return node, term, nil
 		}

@@ -220,14 +220,14 @@ func (p *Port) recordProcess(node rowraft.NodeID, now marks.Process) (*remote, e
 	defer p.mu.Unlock()
 	known := p.marks.Process(node)
 	if now.Start < known.Start || now.Start == known.Start && now != known {
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s dials after its start %d: this process runs "+
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of server %s dials after its start %d: this process runs "+
 			"on an older copy of the data directory, or another process runs on a copy", now.Start, node, known.Start)
 	}
 	h := p.remotes[node]
 	if h != nil && h.process != now {
 		if ago := p.since(h); ago < answersFor {
 			return nil, rowraft.Errorf(rowraft.CodeOverloaded,
-				"start %d of node %s answered %v ago: start %d must wait until it does not", h.process.Start, node,
+				"start %d of server %s answered %v ago: start %d must wait until it does not", h.process.Start, node,
 				ago.Round(time.Millisecond), now.Start)
 		}
 		for _, l := range p.groups {
@@ -274,19 +274,19 @@ func (p *Port) logRefusal(remote net.Addr, pre *preamble, status statusCode, err
 func (p *Port) admit(pre *preamble) (*Layer, statusCode, error) {
 	switch {
 	case pre.cluster != p.opts.Cluster:
-		return nil, statusWrongCluster, fmt.Errorf("this node is of cluster %s, the connection is for cluster %s",
+		return nil, statusWrongCluster, fmt.Errorf("this server is of cluster %s, the connection is for cluster %s",
 			p.opts.Cluster, pre.cluster)
 	case pre.to != p.opts.Node:
-		return nil, statusWrongNode, fmt.Errorf("this is node %s, the connection is for node %s", p.opts.Node, pre.to)
+		return nil, statusWrongNode, fmt.Errorf("this is server %s, the connection is for server %s", p.opts.Node, pre.to)
 	}
 	p.mu.Lock()
 	layer := p.groups[pre.group]
 	p.mu.Unlock()
 	if layer == nil {
-		return nil, statusUnknownGroup, fmt.Errorf("node %s runs no group %s", p.opts.Node, pre.group)
+		return nil, statusUnknownGroup, fmt.Errorf("server %s runs no group %s", p.opts.Node, pre.group)
 	}
 	if !layer.perPeer.Take(pre.from) {
-		return nil, statusBusy, fmt.Errorf("%d connections of node %s to group %s are open already", maxConnsPerPeer,
+		return nil, statusBusy, fmt.Errorf("%d connections of server %s to group %s are open already", maxConnsPerPeer,
 			pre.from, pre.group)
 	}
 	return layer, statusOK, nil
@@ -465,14 +465,14 @@ func (l *Layer) dial(ctx context.Context, address raft.ServerAddress, timeout ti
 	to := rowraft.NodeID(address)
 	host, err := o.Resolve(to)
 	if err != nil {
-		return nil, fmt.Errorf("resolve node %s: %w", to, err)
+		return nil, fmt.Errorf("resolve server %s: %w", to, err)
 	}
 	timeout = min(timeout, o.DialTimeout)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	c, err := o.Dial(ctx, host)
 	if err != nil {
-		return nil, fmt.Errorf("dial node %s: %w", to, err)
+		return nil, fmt.Errorf("dial server %s: %w", to, err)
 	}
 	c.SetDeadline(time.Now().Add(timeout))
 	t := l.track(c, nil, false)
@@ -481,7 +481,7 @@ func (l *Layer) dial(ctx context.Context, address raft.ServerAddress, timeout ti
 	}
 	if err := l.introduce(ctx, t, host, to, speak); err != nil {
 		t.Close()
-		return nil, fmt.Errorf("dial node %s at %s for group %s: %w", to, host, l.group, err)
+		return nil, fmt.Errorf("dial server %s at %s for group %s: %w", to, host, l.group, err)
 	}
 	c.SetDeadline(time.Time{})
 	return t, nil
@@ -525,7 +525,7 @@ func (l *Layer) introduce(ctx context.Context, t *conn, host string, to rowraft.
 		return err
 	}
 	if status == statusStale {
-		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d",
+		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this server, this is start %d",
 			statement.About.Start, pre.statement.Self.Start)
 	}
 	peer, err := l.port.recordProcess(to, statement.Self)

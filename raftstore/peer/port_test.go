@@ -103,7 +103,7 @@ func TestPortRefusesOtherPeers(t *testing.T) {
 		{"other cluster", preamble{"c2", "x", "node-0", "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity,
 			"cluster c1"},
 		{"other node", preamble{"c1", "x", "node-9", "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity,
-			"this is node node-0"},
+			"this is server node-0"},
 		{"unknown group", preamble{"c1", "x", "node-0", "g", raftChannel, marks.Statement{}}, rowraft.CodeStarting,
 			"no group g"},
 	} {

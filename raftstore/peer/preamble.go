@@ -99,7 +99,7 @@ func readPreamble(r io.Reader) (p preamble, status statusCode, err error) {
 		return p, statusMalformed, fmt.Errorf("bad magic %q", b[:4])
 	}
 	if v := binary.LittleEndian.Uint16(b[4:]); v != version {
-		return p, statusVersionTooNew, fmt.Errorf("peer protocol version %d, this node speaks %d", v, version)
+		return p, statusVersionTooNew, fmt.Errorf("peer protocol version %d, this server speaks %d", v, version)
 	}
 	n := int(binary.LittleEndian.Uint16(b[6:]))
 	if n > maxBodyBytes {

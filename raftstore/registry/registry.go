@@ -155,7 +155,7 @@ func Open(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowraft.NodeI
 		}
 		if len(groups) > 0 {
 			return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but %d groups have directories: part of the data "+
-				"was lost; start the server with an empty data directory, it comes back as a new node", r.path, len(groups))
+				"was lost; start the server with an empty data directory, it comes back as a new server", r.path, len(groups))
 		}
 		return r, r.write()
 	}
@@ -163,8 +163,8 @@ func Open(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowraft.NodeI
 		return nil, err
 	}
 	if f.Cluster != cluster || f.Node != node {
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s belongs to node %s of cluster %s, not to node %s of cluster %s",
-			dir, f.Node, f.Cluster, node, cluster)
+		return nil, rowraft.Errorf(rowraft.CodeIdentity,
+			"%s belongs to server %s of cluster %s, not to server %s of cluster %s", dir, f.Node, f.Cluster, node, cluster)
 	}
 	r.content = f
 	return r, nil

@@ -176,8 +176,8 @@ func (op *restoration) checkMemory(ctx context.Context) error {
 	}
 	for _, node := range slices.Sorted(maps.Keys(free)) {
 		if need[node] > free[node] {
-			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of free memory, the rows to restore need %d "+
-				"next to the live rows: give it more memory, or restore fewer tables, or restore into an empty cluster", node,
+			return rowraft.Errorf(rowraft.CodePrecondition, "server %s has %d bytes of free memory, the rows to restore need "+
+				"%d next to the live rows: give it more memory, or restore fewer tables, or restore into an empty cluster", node,
 				free[node], need[node])
 		}
 	}

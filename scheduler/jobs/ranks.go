@@ -57,6 +57,7 @@ func (s *Service) logRank(ctx context.Context, worker string, before, rank int) 
 		}
 	}
 	s.logger.Info(
+		//tidy:allow words programs read this line of MindSpore's
 		fmt.Sprintf("Assign rank id of node id: %s, role: MS_WORKER, with host ip: %s, old rank id: %d, new rank id: %d",
 			worker, host, before, rank))
 }

@@ -36,7 +36,7 @@ func TestASchedulerOfItsOwnGetsNoReplicas(t *testing.T) {
 	if got := a.m.view.Map().Servers(); len(got) != 3 || got[0].ID != "a" {
 		t.Errorf("servers %+v, want a, b, c", got)
 	}
-	refused("shards on it", cmdShards(1, "a", "b", "s"), "unknown node")
+	refused("shards on it", cmdShards(1, "a", "b", "s"), "unknown server")
 	a.do(cmdShards(1, "a", "b"))
 	refused("a move to it", cmdStart(0, "a", "s", "new", a.m.view.Map().Version), "is a scheduler and holds no replicas")
 	refused("a server that becomes one", cmdAlone("a"), "with-scheduler")

@@ -196,11 +196,11 @@ func (t *topology) loadOperations(p *rowraftv1.MetaState) error {
 		t.retired = append(t.retired, rowraft.NodeID(id))
 	}
 	if len(t.retired) > maxRetired {
-		return fmt.Errorf("%d retired nodes", len(t.retired))
+		return fmt.Errorf("%d retired servers", len(t.retired))
 	}
 	for _, n := range t.cluster.Nodes {
 		if n.Intent > clustermap.Decommission {
-			return fmt.Errorf("node %s has intent %d", n.ID, n.Intent)
+			return fmt.Errorf("server %s has intent %d", n.ID, n.Intent)
 		}
 	}
 	return nil

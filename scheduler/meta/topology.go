@@ -28,24 +28,25 @@ type topology struct {
 func (t *topology) putNode(n clustermap.Node) error {
 	switch {
 	case n.ID == "" || len(n.ID) > maxNameLength || len(n.Name) > maxNameLength:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node id %q, name %q: want an id, and at most %d bytes each", n.ID,
-			n.Name, maxNameLength)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "server id %q, name %q: want an id, and at most %d bytes each",
+			n.ID, n.Name, maxNameLength)
 	case n.Addr == "" || n.PeerAddr == "" || len(n.Addr) > 2*maxNameLength || len(n.PeerAddr) > 2*maxNameLength:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"node %s: address %q, peer address %q: want both, at most %d bytes each", n.ID, n.Addr, n.PeerAddr, 2*maxNameLength)
+			"server %s: address %q, peer address %q: want both, at most %d bytes each", n.ID, n.Addr, n.PeerAddr,
+			2*maxNameLength)
 	}
 	if n.NoShards && (!n.Scheduler || t.holdsReplicas(n.ID)) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: only a scheduler that holds no replicas can be one of "+
-			"its own; a server with its scheduler is started with `rowraft server --with-scheduler`", n.ID)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s: only a scheduler that holds no replicas can be one "+
+			"of its own; a server with its scheduler is started with `rowraft server --with-scheduler`", n.ID)
 	}
 	labels, err := clustermap.ParseLabels(n.Labels)
 	if err != nil || labels != n.Labels {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: labels %q: want key=value, by key, with commas between",
-			n.ID, n.Labels)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"server %s: labels %q: want key=value, by key, with commas between", n.ID, n.Labels)
 	}
 	if slices.Contains(t.retired, n.ID) {
 		return rowraft.Errorf(rowraft.CodeIdentity,
-			"node %s was decommissioned: start it with an empty data directory and it joins as a new server", n.ID)
+			"server %s was decommissioned: start it with an empty data directory and it joins as a new server", n.ID)
 	}
 	for _, o := range t.cluster.Nodes {
 		if n.Name != "" && o.Name == n.Name && o.ID != n.ID {
@@ -67,7 +68,7 @@ func (t *topology) putNode(n clustermap.Node) error {
 	case found:
 		t.cluster.Nodes[i] = n
 	case len(t.cluster.Nodes) >= MaxNodes:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: the cluster has %d nodes already, the limit", n.ID,
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s: the cluster has %d servers already, the limit", n.ID,
 			MaxNodes)
 	default:
 		t.cluster.Nodes = slices.Insert(t.cluster.Nodes, i, n)
@@ -106,7 +107,7 @@ func (t *topology) createShards(shards []clustermap.Shard, slots []uint16) error
 		for _, r := range sh.Replicas {
 			if n, known := t.cluster.Node(r.Node); !known || n.NoShards || r.ID == "" || seen[r.ID] || nodes[r.Node] {
 				return rowraft.Errorf(rowraft.CodeInvalidArgument,
-					"shard %d: replica %q on node %q: unknown node, or id or node used twice", sh.ID, r.ID, r.Node)
+					"shard %d: replica %q on server %q: unknown server, or id or server used twice", sh.ID, r.ID, r.Node)
 			}
 			seen[r.ID], nodes[r.Node] = true, true
 		}
@@ -199,7 +200,7 @@ func (t *topology) load(p *rowraftv1.MetaState, m *clustermap.Map) error {
 		return strings.Compare(string(a.ID),
 			string(b.ID))
 	}) {
-		return fmt.Errorf("nodes are out of order")
+		return fmt.Errorf("servers are out of order")
 	}
 	if err := t.loadMoves(p); err != nil {
 		return err

@@ -13,7 +13,7 @@ func NewSchedulerCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "scheduler",
 		Short: "Run the scheduler as a process of its own",
-		Long: `Run the scheduler in a process that holds no shards: the authority on nodes, the shard map, tables and
+		Long: `Run the scheduler in a process that holds no shards: the authority on servers, the shard map, tables and
 jobs. Its servers are started with --scheduler. One process is enough to try it; three, each with the same
 --join, continue without any one of them. Training continues while the scheduler is down.
 
