@@ -205,7 +205,7 @@ func (c *control) heartbeat(ctx context.Context) error {
 	})
 }
 
-// followMap keeps the map of this server up to date if it gets none from its own scheduler's group: it has no
+// followMap keeps the map of this server up to date if it gets none from the Raft group of the scheduler: it runs no
 // member of it, or its member has no seat, or it is a founder that lost its seat long ago.
 func (c *control) followMap(ctx context.Context) {
 	const poll = 10 * time.Second

@@ -348,7 +348,7 @@ func (n *Node) startMeta(id identity.Identity) error {
 	return nil
 }
 
-// metaLog adapts the scheduler's group to the scheduler.
+// metaLog is the scheduler's log: it adapts its Raft group to package scheduler.
 type metaLog struct{ *raftstore.Group }
 
 func (l metaLog) Propose(ctx context.Context, entry []byte) (any, error) {

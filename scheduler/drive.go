@@ -21,8 +21,8 @@ const (
 	membersTimeout = 2 * time.Second
 	membersRounds  = 6 // with pauses of 5 to 80 ms between them
 	changeTimeout  = 5 * time.Second
-	// forgetAfter is the least time between the moment when this leader of the metadata
-	// group first sees a removed replica and the shard leader's report that lets
+	// forgetAfter is the least time between the moment when this leader of the
+	// scheduler first sees a removed replica and the shard leader's report that lets
 	// collectRemoved drop it from the map. By then every call of an earlier leader, which
 	// might have added the replica again, has ended.
 	forgetAfter = 2 * driveTimeout
@@ -65,8 +65,8 @@ type note struct {
 	lag        uint64 // the lag of the learner, in entries
 }
 
-// run works on moves and on removed replicas while this member leads the metadata
-// group. It returns when ctx and all goroutines that it started have ended.
+// run works on moves and on removed replicas while this member leads the
+// scheduler. It returns when ctx and all goroutines that it started have ended.
 func (d *driver) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -202,7 +202,8 @@ func proposeResult[T any](ctx context.Context, g *group, c *rowraftv1.MetaComman
 	}
 	t, ok := result.(T)
 	if !ok {
-		return t, rowraft.Errorf(rowraft.CodeInternal, "metadata command %T answered %T, want %T", c.Command, result, t)
+		return t, rowraft.Errorf(rowraft.CodeInternal, "command %T of the scheduler returned %T, want %T", c.Command,
+			result, t)
 	}
 	return t, nil
 }

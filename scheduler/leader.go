@@ -12,7 +12,7 @@ import (
 	"github.com/rowraft/rowraft/scheduler/checkpoints"
 )
 
-// leader is the scheduler's group as the services use it while this member leads the scheduler.
+// leader is the Raft group of the scheduler as the services use it while this member leads.
 type leader struct{ g *group }
 
 func (l leader) Leading() (rowraft.Term, error) {

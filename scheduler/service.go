@@ -21,8 +21,8 @@ import (
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// Hello returns the identity, the addresses and the founders of this server. It needs no scheduler's group, so a server
-// can call it before the cluster exists. It refuses a caller of another cluster.
+// Hello returns the identity, the addresses and the founders of this server. It needs no member of the Raft group, so a
+// server can call it before the cluster exists. It refuses a caller of another cluster.
 func (s *Scheduler) Hello(_ context.Context, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
 	id := s.opts.Identity.Identity()
 	if err := identity.CheckCluster(id.Cluster, rowraft.ClusterID(req.GetClusterId())); err != nil {

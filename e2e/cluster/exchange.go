@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// ExchangeLogs exchanges the logs of the scheduler and of one shard of a server
+// ExchangeLogs exchanges the scheduler's log and that of one shard of a server
 // that does not run; a second call restores them.
 func (c *Cluster) ExchangeLogs(name string, pick uint64) (bool, error) {
 	dir := c.Server(name).DataDir

@@ -27,8 +27,8 @@ type Move struct {
 // Done reports that the move ended with the replica at its new place.
 func (m *Move) Done() bool { return m.Ended && m.Phase == rowraftv1.MovePhase_MOVE_PHASE_DONE.String() }
 
-// onScheduler calls fn on every server until one is the leader of the metadata
-// group, or ctx ends.
+// onScheduler calls fn on every server until one is the leader of the
+// scheduler, or ctx ends.
 func (a Admins) onScheduler(ctx context.Context, fn func(context.Context, rowraftv1.ClusterClient) error) error {
 	var refused error // by the leader, for good
 	err := Poll(ctx, func() error {
@@ -89,7 +89,7 @@ func (a Admins) CancelMove(ctx context.Context, shard rowraft.ShardID, id uint64
 
 // Placement is where the scheduler says that things are.
 type Placement struct {
-	Scheduler string                       // that leads the scheduler
+	Scheduler string                       // the server that leads it
 	Replicas  map[rowraft.ShardID][]string // servers of the replicas with a vote
 	Moves     []Move                       // those that ended, then those that run
 	// RolledBack are the shards whose replica on a server was refused: its disk was rolled back.

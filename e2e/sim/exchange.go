@@ -10,7 +10,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// ExchangeLogs exchanges the scheduler, log and snapshots, with one shard on the
+// ExchangeLogs exchanges the log and snapshots of the scheduler with those of one shard on the
 // disk of a server that does not run; a second call restores them.
 func (c *Cluster) ExchangeLogs(name string, pick uint64) (bool, error) {
 	s := c.server(name)

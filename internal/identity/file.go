@@ -33,8 +33,7 @@ type Identity struct {
 	Founders    []Member          // founders of the scheduler, by node id; empty while Cluster is empty
 }
 
-// Founder reports whether the node is one of the first members of the metadata
-// group.
+// Founder reports whether the node is one of the first members of the scheduler.
 func (id Identity) Founder() bool {
 	_, is := id.FindFounder(id.Node)
 	return is

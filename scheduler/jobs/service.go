@@ -44,7 +44,7 @@ type Service struct {
 	trainers    *Trainers
 }
 
-// env is what the splits of this package need of the scheduler. It is immutable.
+// env is what the parts of this package need of the scheduler. It is immutable.
 type env struct {
 	lead    Leader
 	machine *meta.Machine
@@ -103,7 +103,7 @@ func (s *Service) DiscountPause(lost time.Duration) { s.leases.discountPause(los
 func resultOf[T any](result any, err error) (T, error) {
 	t, ok := result.(T)
 	if err == nil && !ok {
-		err = rowraft.Errorf(rowraft.CodeInternal, "a metadata command returned %T, want %T", result, t)
+		err = rowraft.Errorf(rowraft.CodeInternal, "a command of the scheduler returned %T, want %T", result, t)
 	}
 	return t, err
 }

@@ -131,7 +131,7 @@ func (s *state) apply(command *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.tokens.remove(c.DeleteToken.GetId())
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew,
-		"metadata command %T is unknown to this binary", command.Command)}
+		"command %T of the scheduler is unknown to this binary", command.Command)}
 }
 
 // init forms the cluster.
@@ -142,7 +142,7 @@ func (s *state) init(cluster rowraft.ClusterID) error {
 	case s.topology.cluster.Cluster == cluster:
 		return nil
 	case s.topology.cluster.Cluster != "":
-		return rowraft.Errorf(rowraft.CodeIdentity, "the metadata belongs to cluster %s, not to %s",
+		return rowraft.Errorf(rowraft.CodeIdentity, "the scheduler belongs to cluster %s, not to %s",
 			s.topology.cluster.Cluster, cluster)
 	}
 	s.topology.cluster.Cluster = cluster

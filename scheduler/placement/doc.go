@@ -10,8 +10,8 @@
 //
 // # Invariants
 //
-//  1. Both are pure functions: no clock, no random number, no map iteration order. So the next leader of the metadata
-//     group takes the same steps in the same world.
+//  1. Both are pure functions: no clock, no random number, no map iteration order. So the next leader of the
+//     scheduler takes the same steps in the same world.
 //  2. The steps end. Each step for balance makes the world strictly better: fewer replicas of a shard in one zone, then
 //     a more even number of replicas per server; a more even number of leaders per server, or a shorter chain of
 //     transfers until then (TestPlacementSettles).
