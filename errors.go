@@ -193,7 +193,7 @@ type RestoredError struct {
 
 func (e *RestoredError) Error() string {
 	return fmt.Sprintf("shard %d: the cluster was restored from a checkpoint: this began with the tables of epoch %d, "+
-		"those of epoch %d are there now: start it again to go on with them", e.Shard, e.Have, e.Want)
+		"those of epoch %d are there now: start it again to continue with them", e.Shard, e.Have, e.Want)
 }
 
 func (e *RestoredError) Code() Code { return CodeSessionExpired }

@@ -61,10 +61,11 @@ type StepClosedError struct {
 
 func (e *StepClosedError) Error() string {
 	if e.Unsure {
-		return fmt.Sprintf("shard %d: step %d is closed, and it is not known any more with whom: go on with step %d", e.Shard,
-			e.Step, e.Next)
+		return fmt.Sprintf("shard %d: step %d is closed, and it is not known any more with whom: continue with step %d",
+			e.Shard, e.Step, e.Next)
 	}
-	return fmt.Sprintf("shard %d: step %d was closed without this gradient: go on with step %d", e.Shard, e.Step, e.Next)
+	return fmt.Sprintf("shard %d: step %d was closed without this gradient: continue with step %d", e.Shard, e.Step,
+		e.Next)
 }
 
 func (e *StepClosedError) Code() Code { return CodeStepClosed }

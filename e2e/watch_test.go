@@ -48,7 +48,7 @@ func (w *watching) ends(t testing.TB, state string) {
 func (w *watching) interrupt(t testing.TB, job string) {
 	t.Helper()
 	signal(t, w.p, syscall.SIGINT)
-	if code := w.p.code(t, patience); code != 0 || !strings.Contains(w.p.stderr.String(), "job "+job+" goes on") {
+	if code := w.p.code(t, patience); code != 0 || !strings.Contains(w.p.stderr.String(), "job "+job+" continues") {
 		t.Errorf("the watch ends with code %d: %s", code, &w.p.stderr)
 	}
 	if v := w.last(t); v.State != "running" {

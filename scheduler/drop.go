@@ -30,7 +30,7 @@ func (ts *tables) drop(ctx context.Context, req *rowraftv1.DropTableRequest) (*r
 	}
 	ts.logger.Info("table dropped", "table", req.GetName(), "id", req.GetId())
 	if err := ts.ensureDrops(ctx); err != nil {
-		return nil, fmt.Errorf("table %s is dropped, but not yet in every shard; the scheduler goes on with it: %w",
+		return nil, fmt.Errorf("table %s is dropped, but not yet in every shard; the scheduler continues with it: %w",
 			req.GetName(), err)
 	}
 	return &rowraftv1.DropTableReply{MapVersion: ts.mapVersion()}, nil
@@ -67,7 +67,7 @@ func (ts *tables) mayForget(id rowraft.TableID) error {
 	for _, sh := range m.Shards {
 		if !ts.isEnsured(ensuredKey{d.ID, sh.ID, true}) || ts.reports(sh, d.ID) {
 			return &rowraft.OverloadedError{RetryAfter: time.Second, What: fmt.Sprintf("%d tables were dropped, and shard %d "+
-				"may still have the first of them, %s: the scheduler goes on with it as soon as the shard has a leader; then "+
+				"may still have the first of them, %s: the scheduler continues with it as soon as the shard has a leader; then "+
 				"drop more", len(dropped), sh.ID, d.Name)}
 		}
 	}

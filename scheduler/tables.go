@@ -87,7 +87,7 @@ func (ts *tables) create(ctx context.Context, req *rowraftv1.CreateTableRequest)
 		return nil, fmt.Errorf("create table: %w", err)
 	}
 	if err := ts.ensure(ctx, []rowraft.Schema{result.Schema}); err != nil {
-		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name,
+		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler continues with it: %w", schema.Name,
 			err)
 		if rowraft.CodeOf(err) == rowraft.CodeNotLeader { // NotLeader would mean that nothing was created
 			err = rowraft.Errorf(rowraft.CodeLeadershipLost, "%w", err)

@@ -35,7 +35,7 @@ type Job struct {
 	mode     syncMode
 	ramp     *ramp
 	progress *progress // nil if the trainers of the job count no pushes
-	steps    int64     // after so many the run ends; 0: with the data
+	steps    int64     // the run ends after this many steps; 0: at the end of the data
 	whole    int64     // steps that read all of the data if no other trainer joins; 0: unknown
 
 	embeddings, dense, audit, pushes rowraft.Schema

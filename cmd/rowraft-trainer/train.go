@@ -53,8 +53,8 @@ type trainerWaiter func(ctx context.Context, cfg *trainer.Config, enter func(con
 func newTrain() *cobra.Command {
 	cmd := newJobCommand(options{})
 	cmd.Use, cmd.Short = "train", "Train a model on a cluster, then score the held-out part"
-	cmd.Long = `Train reads a job from a YAML file and flags; a flag wins over the file. It creates the tables of the job, or goes on
-with those that are there, trains, and scores the held-out part of the data.`
+	cmd.Long = `Train reads a job from a YAML file and flags; a flag wins over the file. It creates the tables of the job, or
+continues with those that are there, trains, and scores the held-out part of the data.`
 	cmd.Example = `  # a CSV file with a schema
   rowraft-trainer train --endpoints 127.0.0.1:7070 --insecure --data clicks.csv --schema clicks.yaml --json result.json
 
@@ -127,10 +127,11 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
 	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async, sync, ssp or geo")
 	f.IntVar(&set.InFlight, "in-flight", set.InFlight,
-		"unacknowledged pushes while training goes on; 0: one thing after another, reproducible")
+		"unacknowledged pushes while training continues; 0: one thing after another, reproducible")
 	f.Uint64Var(&set.Seed, "seed", set.Seed, "of the initial weights")
 	f.IntVar(&o.rank, "rank", 0, "which of the trainers this is, from 0; not set: the scheduler says")
-	f.IntVar(&set.Trainers, "trainers", set.Trainers, "trainers of the job; each reads its share of the data")
+	f.IntVar(&set.Trainers, "trainers", set.Trainers, "trainers that the job expects at its start; more "+
+		"may join if the scheduler divides the data")
 	f.StringVar(&o.worker, "worker", "", "name under which the scheduler knows this trainer, which keeps it when it is "+
 		"started again; default its rank, or host and process id")
 	f.IntVar(&set.Batch, "batch", set.Batch, "examples per step")
@@ -142,13 +143,13 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringVar(&set.Data.Follow, "follow", "",
 		"file or folder of files that grow, or - for standard input: train on what comes, without an end")
 	f.DurationVar(&set.Data.Window, "window", 0,
-		"how long a window of --follow is, of which loss and AUC are told; default 1m")
+		"how long a window of --follow is, of which loss and AUC are logged; default 1m")
 	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
 	f.StringVar(&set.Validation, "validation", "", "file of held-out examples, instead of the last fifth of --data: "+
 		"scored at the end, and by trainer 0 after each epoch and after ten times as many trained examples")
 	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
 	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
-	f.StringVar(&set.Resume, "resume", "", "go on exactly from this checkpoint, DESTINATION/NAME, which was restored; "+
+	f.StringVar(&set.Resume, "resume", "", "continue exactly from this checkpoint, DESTINATION/NAME, which was restored; "+
 		"auto: from the one that was; without one it begins at step 1 if the job's tables hold no rows, and fails if they do")
 	f.StringVar(&set.Checkpoint.AtEnd, "checkpoint-at-end", "",
 		"make a checkpoint at this destination when all trainers of the job are done")

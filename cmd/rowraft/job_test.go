@@ -213,7 +213,7 @@ func TestAWatchThatIsInterrupted(t *testing.T) {
 		&errout); code != cli.ExitDone {
 		t.Errorf("exit code %d", code)
 	}
-	if !strings.Contains(errout.String(), "job ctr goes on; `rowraft job stop ctr` stops it") || f.stops.Load() != 0 {
+	if !strings.Contains(errout.String(), "job ctr continues; `rowraft job stop ctr` stops it") || f.stops.Load() != 0 {
 		t.Errorf("%d calls to stop it; it says %q", f.stops.Load(), &errout)
 	}
 }

@@ -36,7 +36,7 @@ func (h *Host) sweep(ctx context.Context) {
 		}
 		for _, r := range h.runningReplicas() {
 			if err := r.sweepExpired(ctx); err != nil && ctx.Err() == nil {
-				r.log.Info("a sweep for expired rows ends early, the next one goes on", "err", err)
+				r.log.Info("a sweep for expired rows ends early, the next one continues", "err", err)
 			}
 		}
 	}

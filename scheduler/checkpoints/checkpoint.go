@@ -358,7 +358,7 @@ func (op *creation) notes() string {
 	for _, job := range slices.Sorted(maps.Keys(op.left)) {
 		notes = append(notes,
 			fmt.Sprintf(
-				"it has the rows of job %s and not the state of its trainers, so no run of the job can go on from it: %v", job,
+				"it has the rows of job %s and not the state of its trainers, so no run of the job can continue from it: %v", job,
 				op.left[job]))
 	}
 	return strings.Join(notes, "; ")

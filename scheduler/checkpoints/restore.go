@@ -277,7 +277,7 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	// From here on reconcile would finish the restore too.
 	shards, err := op.c.finishRestore(ctx, decision)
 	if err != nil {
-		return fmt.Errorf("the restore is decided and the scheduler goes on with it: %w", err)
+		return fmt.Errorf("the restore is decided and the scheduler continues with it: %w", err)
 	}
 	return op.done(rowraft.TableEpoch(decision.GetTableEpoch()), shards)
 }

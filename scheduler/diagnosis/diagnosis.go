@@ -167,7 +167,7 @@ func (d *diagnosis) successor(n *rowraftv1.NodeStatus) string {
 	return ""
 }
 
-// reports notes the servers that a new leader of the scheduler has not heard of: what it says of them is not known yet.
+// reports notes the servers that a new leader of the scheduler has not heard of: their state is not known yet.
 func (d *diagnosis) reports() {
 	var names []string
 	for _, n := range d.st.GetNodes() {
@@ -340,7 +340,7 @@ func (d *diagnosis) schedulers() {
 	}
 	if len(next) > 0 {
 		d.add(warning, "scheduler-member-down", "scheduler",
-			strings.Join(next, "; ")+"; pulls and pushes go on without the scheduler",
+			strings.Join(next, "; ")+"; pulls and pushes continue without the scheduler",
 			"%d of %d members of the scheduler answer; %d are needed to move replicas and make tables.", up, all, all/2+1)
 	}
 }

@@ -67,7 +67,7 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 				"replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so no replica "+
 					"serves it (seen by %s).", st.DividedIndex, name)
 		case st.Error != "" || st.Role == Stopped:
-			add(warning, "replica-stopped", "mend the cause, then restart server "+name,
+			add(warning, "replica-stopped", "read the error, remove its cause, then restart server "+name,
 				"the replica on %s has stopped: %s.", name, strings.TrimSuffix(st.Error, "."))
 		case leader != nil && lacksRows(st, leader):
 			add(warning, "replica-incomplete", "it catches up by itself; if it does not: runbook lagging-replica",

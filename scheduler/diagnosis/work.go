@@ -107,7 +107,7 @@ func Policy(p *rowraftv1.PolicyStatus, now time.Time) []*rowraftv1.Problem {
 	describe := "rowraft checkpoint policy describe " + name
 	switch {
 	case r.GetFailures() > 0:
-		d.add(warning, "policy-fails", "policy "+name, "mend the cause; "+describe,
+		d.add(warning, "policy-fails", "policy "+name, "read the error and remove its cause; "+describe,
 			"Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", name, r.GetFailures(), last,
 			strings.TrimSuffix(r.GetError(), "."))
 	case p.GetState() == PolicyIdle || every <= 0:
@@ -123,7 +123,7 @@ func Policy(p *rowraftv1.PolicyStatus, now time.Time) []*rowraftv1.Problem {
 	}
 	if r.GetRetentionError() != "" {
 		d.add(warning, "policy-retention-fails", "policy "+name,
-			"mend the cause; the checkpoints: rowraft checkpoint list "+p.GetPolicy().GetDestination(),
+			"read the error and remove its cause; the checkpoints: rowraft checkpoint list "+p.GetPolicy().GetDestination(),
 			"The retention of checkpoint policy %s reports: %s.", name, r.GetRetentionError())
 	}
 	return d.out

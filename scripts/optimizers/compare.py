@@ -113,7 +113,7 @@ class Examples:
 
 
 def logits(rows, params, dense, index, sparse):
-    """The DLRM of trainer/models, with its weights in the order of TASK["Params"]."""
+    """The DLRM of trainer/models, with its weights in the order of TASK["params"]."""
     p = iter(params)
     names = [x["Name"] for x in TASK["params"]]
     vectors, direct = functional.embedding(index, rows, sparse=sparse), None

@@ -15,7 +15,7 @@ type Segment struct {
 	LR     float32       // Push: learning rate, 0 for the table's own
 }
 
-// What the names of a job's tables have behind the name of the job.
+// Suffixes of the names of a job's tables, which begin with the name of the job.
 const (
 	EmbeddingsSuffix = ".embeddings"
 	DenseSuffix      = ".dense" // of a parameter with a table of its own: .dense.NAME

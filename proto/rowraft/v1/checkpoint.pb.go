@@ -2039,7 +2039,7 @@ type CreateCheckpointRequest struct {
 	SkipAbsent bool   `protobuf:"varint,10,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"` // go on without trainers that do not answer; else the checkpoint fails
 	Job        string `protobuf:"bytes,11,opt,name=job,proto3" json:"job,omitempty"`                                  // fail unless all trainers of this job are in it; "": of those jobs that train
 	// A caller that lost its leader asks the next one with the same operation and name, and the next attempt. What an
-	// earlier attempt completed is the answer, and what one left behind is in no one's way.
+	// earlier attempt completed is the answer, and files that one left behind do not hinder the next.
 	Operation     []byte `protobuf:"bytes,12,opt,name=operation,proto3" json:"operation,omitempty"` // 16 bytes drawn by the caller; empty: there is one attempt
 	Attempt       uint32 `protobuf:"varint,13,opt,name=attempt,proto3" json:"attempt,omitempty"`    // from 0
 	unknownFields protoimpl.UnknownFields

@@ -30,8 +30,8 @@ func NewCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cert",
 		Short: "Make and look at certificates, for a lab",
-		Long: `Make a CA and the certificates that servers, trainers and people show each other. A certificate says of
-which cluster its owner is, in which role, and which tables a trainer or reader may touch. Nothing is
+		Long: `Make a CA and the certificates that servers, trainers and people show each other. A certificate names
+the cluster of its owner, its role, and the tables that a trainer or reader may use. Nothing is
 overwritten; files are readable by their owner only. The owner of ca.key can make any certificate: keep the key off the
 servers. A CA of your own works too: docs/formats/certificate.md describes the contents of a certificate.
 

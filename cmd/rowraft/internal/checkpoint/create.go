@@ -21,8 +21,8 @@ func newCheckpointCreateCmd(g *remote.Flags) *cobra.Command {
 	var req rowraftv1.CreateCheckpointRequest
 	cmd := &cobra.Command{
 		Use:   "create DESTINATION",
-		Short: "Write all tables at one cut through all shards, while training goes on",
-		Long: `Write all tables at one cut through all shards, while training goes on. Pushes wait for the cut, some
+		Short: "Write all tables at one cut through all shards, while training continues",
+		Long: `Write all tables at one cut through all shards, while training continues. Pushes wait for the cut, some
 milliseconds, and not for the writing. Trainers that take part (rowraft-trainer does) stop at their next
 batch boundary, and their state is in the checkpoint: their jobs resume from it exactly. The servers write; this command shows the progress. When it is
 interrupted, or anything fails, there is no checkpoint and nothing else has changed. A trainer that is at work and does

@@ -37,7 +37,7 @@ func NewCmd(g *remote.Flags) *cobra.Command {
 		Long: `Write one file with the state, metrics and profiles of the servers, for the search for a fault.
 
 It holds the verdict and the state of the cluster, its map with the shapes of the tables, and of each server in the map, in
-servers/NAME: what it says of itself and, if it has an ops port (--ops-listen), metrics, readiness, goroutines, a heap
+servers/NAME: its own status and, if it has an ops port (--ops-listen), metrics, readiness, goroutines, a heap
 profile, its configuration and the last lines of its log. One endpoint is enough. It holds no row, no certificate, no private
 key and no token. manifest.json lists what could not be had, and why; a server that does not answer has a file missing.txt
 that says so.
@@ -198,7 +198,7 @@ func bundleSources(c *remote.Conn, r *rowraftv1.StatusReply) ([]source, error) {
 	return sources, nil
 }
 
-// serverParts returns what a server says of itself, and the pages of its ops port.
+// serverParts returns the status that a server reports of itself, and the pages of its ops port.
 func serverParts(ctx context.Context, c *remote.Conn, client *http.Client, scheme string, n *rowraftv1.Node) []part {
 	name := cmp.Or(n.GetName(), n.GetId())
 	dir := "servers/" + notInFileName.ReplaceAllString(name, "_") + "/"

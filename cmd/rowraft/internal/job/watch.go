@@ -69,7 +69,7 @@ func watchJob(g *remote.Flags, cmd *cobra.Command, name string, every time.Durat
 
 // leaveWatch prints that the watch has ended and the job continues.
 func leaveWatch(g *remote.Flags, cmd *cobra.Command, name string) error {
-	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "\njob %s goes on; `rowraft job stop %s` stops it\n", name, name)
+	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "\njob %s continues; `rowraft job stop %s` stops it\n", name, name)
 	return err
 }
 

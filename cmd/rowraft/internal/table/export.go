@@ -36,8 +36,8 @@ Polars, DuckDB and others read. Optimizer state is not in it: checkpoints carry 
   npy          FILE.npy with the vectors, FILE.ids.npy with the ids
   parquet      columns "id" (uint64) and "embedding" (list of float)
 
-From a cluster, training may go on. Each slot (one of 4096 by default) is then read at one moment, and different slots at
-different ones: the file is not the table at one point in time, but has all that was acknowledged before the export began. A file from a checkpoint is one point in time, and
+From a cluster, training may continue. Each slot (one of 4096 by default) is then read at one moment, and different slots
+at different ones: the file is not the table at one point in time, but has all that was acknowledged before the export began. A file from a checkpoint is one point in time, and
 needs no cluster.
 
 The file appears under its name when it is complete; an interruption leaves nothing there. --timeout bounds

@@ -31,8 +31,8 @@ func newTableShrinkCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shrink NAME",
 		Short: "Remove the rows of a table that training no longer uses",
-		Long: `Remove the rows that meet all conditions given, in all shards, while training goes on. The leaders of the shards look
-at some thousand rows at a time and log what they remove; this command shows how far they are. When it is interrupted,
+		Long: `Remove the rows that meet all conditions given, in all shards, while training continues. The leaders of the shards
+look at some thousand rows at a time and log what they remove; this command shows how far they are. When it is interrupted,
 the rows removed so far stay removed: run the same command again for the rest.
 
 --unseen and --count-below need a table that keeps track of pushes: one created with --admit, --expire or --capacity. Time is that of
@@ -117,7 +117,7 @@ func receiveShrink(stream grpc.ServerStreamingClient[rowraftv1.ShrinkTableReply]
 			if n := last.GetRemoved(); n > 0 && !dryRun {
 				err = fmt.Errorf("%s rows were removed before this: %w", cli.Count(n), err)
 			}
-			return nil, remote.HintIfBroken(err, "run the same command again: it goes on with the rows that are left")
+			return nil, remote.HintIfBroken(err, "run the same command again: it continues with the rows that are left")
 		}
 		last = reply
 		bar.Set(int64(reply.GetSlots()), int64(reply.GetSlotsTotal()))
