@@ -31,8 +31,8 @@ func endedHere(worker string) bool {
 }
 
 // nameWorker names a worker without name and rank after its process. It takes workers of this host out of the job
-// whose processes have ended, so that a worker that is started again gets its place at once. If the job was done a moment
-// ago without such a worker, this process is taken for its restart, and gets its name.
+// whose processes have ended, so that a worker that is started again gets its place at once. If the job was done a
+// moment ago without such a worker, this process is taken for its restart, and gets its name.
 func (o *options) nameWorker(ctx context.Context, cfg *trainer.Config, c *client.Client) error {
 	if o.worker != "" || cfg.Rank != nil {
 		return nil

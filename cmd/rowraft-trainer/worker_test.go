@@ -59,8 +59,8 @@ func TestARestartedTrainerHasItsPlace(t *testing.T) {
 	}
 }
 
-// TestARestartedTrainerTrainsNothingAgain: the job ends without a trainer whose process was killed. When that trainer is
-// started again a moment later, without a name as before, it does not train the data once more.
+// TestARestartedTrainerTrainsNothingAgain: the job ends without a trainer whose process was killed. When that trainer
+// is started again a moment later, without a name as before, it does not train the data once more.
 func TestARestartedTrainerTrainsNothingAgain(t *testing.T) {
 	addr, ctx := serve(t, 1), testutil.Context(t)
 	config := file(t, "late.yaml", strings.Replace(jobOf("late", "lease: 1s\n"), "steps: 12", "epochs: 1", 1))

@@ -126,7 +126,8 @@ func TestTablesFitATerminal(t *testing.T) {
 	tested := []string{
 		"cert inspect certs/ca.pem certs/server.pem certs/client.pem", "checkpoint list " + dir + "/checkpoints",
 		"checkpoint policy describe ads-ctr-nightly", "checkpoint policy list", "cluster status",
-		"job describe ads-ctr-daily", "job list", "server list", "server status n3", "operation list", "operation list --all", "shard describe 0",
+		"job describe ads-ctr-daily", "job list", "server list", "server status n3",
+		"operation list", "operation list --all", "shard describe 0",
 		"shard describe 1", "shard digest --all", "shard list", "shard moves", "table list", "token list",
 		"table describe recommendations.0.user_embedding",
 	}

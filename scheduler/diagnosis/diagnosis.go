@@ -118,7 +118,7 @@ func (d *diagnosis) servers(now time.Time) {
 			if i == rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION {
 				how, back = "is decommissioned: what it holds moves away", "rowraft server recommission "+name
 				if d.heldBy(n) == 0 {
-					how, back = "is decommissioned and holds no replica: its process can be stopped", back
+					how = "is decommissioned and holds no replica: its process can be stopped"
 				}
 			}
 			d.add(aNote, "server-leaving", subject, "to take it back: "+back, "Server %s %s.", name, how)

@@ -49,11 +49,12 @@ type jobDataJSON struct {
 	Examples      uint64   `json:"examples"` // of an epoch
 	SplitExamples uint64   `json:"split_examples"`
 	Splits        uint64   `json:"splits"`
-	Epochs        uint64   `json:"epochs"` // 0: no end
-	Epoch         uint64   `json:"epoch"`  // the epoch of the next split
-	Given         uint64   `json:"given"`  // splits of that epoch that were assigned
-	Open          []uint64 `json:"open"`   // splits that a worker has
-	Back          []uint64 `json:"back"`   // splits that were returned and are assigned next
+	Epochs        uint64   `json:"epochs"`        // 0: no end
+	Epoch         uint64   `json:"epoch"`         // the epoch of the next split
+	Given         uint64   `json:"given"`         // splits of that epoch that were assigned
+	Open          []uint64 `json:"open"`          // splits that a worker has
+	Back          []uint64 `json:"back"`          // splits that were returned and are assigned next
+	BackExamples  uint64   `json:"back_examples"` // of those splits, not trained yet
 	AgainAtLeast  uint64   `json:"read_again_at_least"`
 	AgainAtMost   uint64   `json:"read_again_at_most"`
 }
@@ -135,6 +136,8 @@ func newJobDataJSON(d *rowraftv1.JobData) *jobDataJSON {
 	for _, p := range d.GetOpen() {
 		if p.GetIncarnation() == 0 {
 			v.Back = append(v.Back, p.GetSplit())
+			from := p.GetSplit() * v.SplitExamples
+			v.BackExamples += min(v.SplitExamples, v.Examples-min(from, v.Examples)) - min(p.GetOffset(), v.SplitExamples)
 		} else {
 			v.Open = append(v.Open, p.GetSplit())
 		}
@@ -214,15 +217,17 @@ func listJobs(w io.Writer, jobs []Job, wide bool) error {
 	return nil
 }
 
-// progress returns how much of which epoch was assigned to workers.
+// progress returns how many epochs were trained, with the splits that workers have as a whole.
 func (d *jobDataJSON) progress() string {
 	if d == nil {
 		return "-"
 	}
-	if d.Epochs > 0 && d.Epoch >= d.Epochs {
-		return fmt.Sprintf("%d/%d", d.Epochs, d.Epochs)
+	given := d.Epoch*d.Examples + min(d.Given*d.SplitExamples, d.Examples)
+	if d.Epochs > 0 {
+		given = min(given, d.Epochs*d.Examples)
 	}
-	s := fmt.Sprintf("%.2f", float64(d.Epoch)+float64(d.Given)/float64(max(d.Splits, 1)))
+	// Rounded down: 1.00/1 means the whole epoch.
+	s := fmt.Sprintf("%.2f", math.Floor(100*float64(given-d.BackExamples)/float64(max(d.Examples, 1)))/100)
 	if d.Epochs > 0 {
 		s += fmt.Sprintf("/%d", d.Epochs)
 	}
