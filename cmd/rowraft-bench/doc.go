@@ -5,7 +5,8 @@
 //	restart, failover   how long pushes wait             │ servers as processes on loopback,
 //	checkpoint          what checkpoints cost            │ localcluster
 //	overload            ten times what is let in         │
-//	stragglers, mnist   training                         ┘
+//	stragglers, mnist   training                         │
+//	quality, scaling    training with several trainers   ┘
 //	rowstore            the row store, in this process     package rowstore
 //	redis               a Redis server under the same load package redisload
 //
