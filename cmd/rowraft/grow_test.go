@@ -49,7 +49,7 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 			start, entered, joined := make(chan struct{}), make(chan struct{}), make(chan struct{})
 			begin, enter, join := sync.OnceFunc(func() { close(start) }), sync.OnceFunc(func() { close(entered) }),
 				sync.OnceFunc(func() { close(joined) })
-			wait := func(c chan struct{}) {
+			wait := func(c <-chan struct{}) {
 				select {
 				case <-c:
 				case <-ctx.Done():
@@ -63,6 +63,12 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 				wait(entered)
 				if e.Step >= until {
 					wait(joined)
+				}
+			}
+			// Without a wait the one that leaves may train the rest of the data before it is told to.
+			leaves := func(e report.Event) {
+				if early(e); e.Event == report.EventStep && e.Step >= until+20 {
+					wait(leaving.Done())
 				}
 			}
 			late := func(e report.Event) {
@@ -88,7 +94,7 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 			if tc.first == 2 {
 				run(0, ctx, early)
 			}
-			run(tc.first-1, leaving, early)
+			run(tc.first-1, leaving, leaves)
 			select {
 			case <-start:
 			case <-ctx.Done():
@@ -108,8 +114,8 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 			again := came.ReadAgainAtMost
 			if sum != examples || again == nil || *again != 0 || came.Examples == 0 || came.Rank != tc.first ||
 				!left.Interrupted {
-				t.Errorf("the workers trained %v examples of %d, read again: %v; the last has rank %d", trained, examples,
-					again, came.Rank)
+				t.Errorf("the workers trained %v examples of %d, none again: %v; the last has rank %d; the one before left: %v",
+					trained, examples, again != nil && *again == 0, came.Rank, left.Interrupted)
 			}
 			if now := c.must("job", "describe", cfg.Job, "-o", "json"); !strings.Contains(now, `"state": "done"`) ||
 				!strings.Contains(now, fmt.Sprintf(`"workers": %d`, tc.first+1)) {

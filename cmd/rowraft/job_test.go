@@ -187,7 +187,7 @@ func TestAWatchEndsWithItsJob(t *testing.T) {
 		addr, _ := startJobs(t, running, []*rowraftv1.JobInfo{ended(rowraftv1.JobState_JOB_STATE_DONE, "")})
 		got := rowraftCmd(t, "job", "watch", "ctr", "--every", "100ms", "--insecure", "--endpoints", addr)
 		for _, want := range []string{
-			" job ctr running  1/2 workers  81.2 steps/s  41600 examples/s  epoch 1.50/3\n", "  rank 1 w1 lost  step -",
+			" job ctr running  1/2 workers  81.2 steps/s  41600 examples/s  epoch 1.44/3\n", "  rank 1 w1 lost  step -",
 			"  rank 0 w0 training  step 12,345  81.2 steps/s  41600 examples/s  loss 0.4568  AUC 0.7812  staleness 2.0  " +
 				"waiting 12%\n", " job ctr done  0/2 workers",
 		} {
