@@ -52,8 +52,8 @@ type Config struct {
 
 	Data DataConfig `yaml:"data"`
 	// Validation is a file whose examples are held out, in the format of data.file, which then is trained as a whole.
-	// Trainer 0 scores them during the training, at the end of each epoch and each time it has trained ten times as
-	// many examples.
+	// The trainer of the lowest rank scores them during the training, at the end of each epoch and each time it has
+	// trained ten times as many examples.
 	Validation string                `yaml:"validation"`
 	Generator  *data.GeneratorConfig `yaml:"generator"` // instead of data
 	Model      ModelConfig           `yaml:"model"`

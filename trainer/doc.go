@@ -11,7 +11,7 @@
 // into rows by package tensor, in a dense table. A dense weight is init(seed) + delta:
 // each trainer computes init by itself, and the table holds delta, which starts at
 // zero. So no trainer has to write initial weights, and trainers may start in any
-// order. A job may let the servers or trainer 0 initialize a parameter instead
+// order. A job may let the servers or one trainer initialize a parameter instead
 // ([ParameterConfig]); its table then holds the weights themselves.
 //
 // # Invariants

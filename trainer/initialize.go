@@ -35,17 +35,19 @@ const lookEvery = 200 * time.Millisecond
 
 // initializer writes the dense weights that a trainer initializes, or waits for them.
 type initializer struct {
-	layout *denseLayout
-	tables tables.Tables
-	job    string
-	rank   int
-	seed   uint64
-	note   func(format string, args ...any)
+	layout   *denseLayout
+	tables   tables.Tables
+	job      string
+	writes   bool // otherwise it waits for the trainer that does
+	seed     uint64
+	patience time.Duration
+	note     func(format string, args ...any)
 }
 
-// run makes sure that the weights which a trainer initializes exist. Trainer 0 writes them unless every row exists. If
-// only some exist, an earlier trainer 0 died while it wrote, and no trainer has trained on them, because all wait for
-// the last row. The claim fences that earlier one, so all rows come from one trainer and none is written late.
+// run makes sure that the weights which a trainer initializes exist. Trainer 0 writes them unless every row exists, and
+// so does a trainer that entered a job in which no other trained: trainer 0 may be gone. If only some exist, an earlier
+// one died while it wrote, and no trainer has trained on them, because all wait for the last row. The claim fences that
+// earlier one, so all rows come from one trainer and none is written late. A fenced one that lives waits for the other.
 func (n *initializer) run(ctx context.Context) error {
 	l := n.layout
 	var wanted []int
@@ -62,9 +64,19 @@ func (n *initializer) run(ctx context.Context) error {
 		return invalid("parameters: a trainer cannot write these tables: set init to %s or %s", InitSeed, InitServer)
 	}
 	look := &initialRows{in: in, table: l.tables[0].schema.ID}
-	if n.rank != 0 {
-		return n.await(ctx, look, wanted)
+	if n.writes {
+		if err := n.fill(ctx, in, look, wanted); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+			return err
+		}
 	}
+	return n.await(ctx, look, wanted)
+}
+
+// fill writes the weights, unless every row exists.
+//
+// Errors: CodeSessionExpired if another trainer writes them.
+func (n *initializer) fill(ctx context.Context, in tables.Initializer, look *initialRows, wanted []int) error {
+	l := n.layout
 	if done, err := l.complete(ctx, look, wanted); err != nil || done {
 		return err
 	}
@@ -73,7 +85,7 @@ func (n *initializer) run(ctx context.Context) error {
 		return fmt.Errorf("first weights: %w", err)
 	}
 	defer write.Close()
-	// An earlier trainer 0 may have written until the claim.
+	// An earlier trainer may have written until the claim.
 	if done, err := l.complete(ctx, look, wanted); err != nil || done {
 		return err
 	}
@@ -100,21 +112,24 @@ func (l *denseLayout) complete(ctx context.Context, r tensor.Rows, params []int)
 	return true, nil
 }
 
-// await waits until trainer 0 has written all of them, or ctx ends.
+// await waits until another trainer has written all of them. Restarted after that one has died, this trainer writes
+// them.
 func (n *initializer) await(ctx context.Context, look tensor.Rows, wanted []int) error {
+	ctx, cancel := context.WithTimeout(ctx, n.patience)
+	defer cancel()
 	for first := true; ; first = false {
 		done, err := n.layout.complete(ctx, look, wanted)
 		if err != nil || done {
 			return err
 		}
 		if first {
-			n.note("waiting for trainer 0, which initializes the dense weights")
+			n.note("waiting for trainer 0, or the first that started, which initializes the dense weights")
 		}
 		select {
 		case <-time.After(lookEvery):
 		case <-ctx.Done():
-			return rowraft.Errorf(rowraft.CodeDeadline, "trainer 0 has not initialized the dense weights: %w",
-				ctx.Err())
+			return rowraft.Errorf(rowraft.CodeDeadline, "trainer 0 has not initialized the dense weights within %v; if it "+
+				"has ended, start this trainer again: %w", n.patience, ctx.Err())
 		}
 	}
 }

@@ -8,8 +8,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -222,6 +224,60 @@ func TestWaitingForWeightsEnds(t *testing.T) {
 	if rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "trainer 0 has not initialized") {
 		t.Errorf("NewJob = %v, want a deadline that names trainer 0", err)
 	}
+}
+
+// A trainer of rank 1 that starts when no other trains writes the first weights: trainer 0 is gone. One that has waited
+// for its patience says what to do.
+func TestFirstWeightsWithoutTrainer0(t *testing.T) {
+	rank, first := 1, &jobs.Member{First: true}
+	cfg := placed(1, ParameterConfig{Name: "*", Init: InitWorker})
+	cfg.Trainers, cfg.Rank, cfg.Patience = 2, &rank, time.Second
+	l := newLocal(t)
+	if _, err := NewJob(t.Context(), cfg, l, nil); rowraft.CodeOf(err) != rowraft.CodeDeadline ||
+		!strings.Contains(err.Error(), "start this trainer again") {
+		t.Errorf("without trainer 0: %v, want a deadline that says what to do", err)
+	}
+	cfg.member = first
+	if _, err := NewJob(t.Context(), cfg, l, nil); err != nil {
+		t.Errorf("the first trainer, of rank 1: %v", err)
+	}
+	cfg.member = nil
+	if _, err := NewJob(t.Context(), cfg, l, nil); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
+}
+
+// A trainer whose claim another one takes while it writes waits for the weights of that one.
+func TestAFencedInitializerWaits(t *testing.T) {
+	l := newLocal(t)
+	cfg := placed(1, ParameterConfig{Name: "*", Init: InitWorker})
+	if _, err := NewJob(t.Context(), cfg, &fencing{Local: l, t: t, cfg: cfg}, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fencing is Local on which another trainer starts after a claim, and writes the weights.
+type fencing struct {
+	*tables.Local
+	t   *testing.T
+	cfg Config
+}
+
+func (f *fencing) Claim(ctx context.Context, name string) (tables.Assigner, error) {
+	a, err := f.Local.Claim(ctx, name)
+	return &fenced{a, f}, err
+}
+
+type fenced struct {
+	tables.Assigner
+	*fencing
+}
+
+func (f *fenced) Close() error { return f.Assigner.Close() }
+
+func (f *fenced) Assign(ctx context.Context, segs []tables.Segment) error {
+	newJob(f.t, f.cfg, f.Local, nil)
+	return f.Assigner.Assign(ctx, segs)
 }
 
 // The table of a single parameter is a dense table like the others: its rate follows the schedule, and mode geo has

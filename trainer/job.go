@@ -159,7 +159,8 @@ func (j *Job) openTables(ctx context.Context) error {
 		return err
 	}
 	first := initializer{
-		layout: j.layout, tables: j.tables, job: j.cfg.Job, rank: j.cfg.rank(), seed: j.cfg.Seed, note: j.report.Note,
+		layout: j.layout, tables: j.tables, job: j.cfg.Job, seed: j.cfg.Seed, note: j.report.Note,
+		writes: j.cfg.rank() == 0 || j.cfg.member != nil && j.cfg.member.First, patience: j.cfg.Patience,
 	}
 	if err := first.run(ctx); err != nil {
 		return err

@@ -15,7 +15,7 @@ const (
 	InitSeed = "seed"
 	// InitServer: the initializer of a table of the parameter's own, as for embeddings.
 	InitServer = "server"
-	// InitWorker: trainer 0 writes them once; the others wait for it.
+	// InitWorker: trainer 0 or the first that enters the job writes them once; the others wait for it.
 	InitWorker = "worker"
 )
 

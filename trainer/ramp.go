@@ -64,6 +64,9 @@ func (r *ramp) members(ranks []int, rank int) {
 // alone reports whether no other trainer trains in the job.
 func (r *ramp) alone() bool { return r.turn.Load().trainers == 1 }
 
+// leads reports whether this trainer has the lowest rank of those that train in the job.
+func (r *ramp) leads() bool { return r.turn.Load().place == 0 }
+
 // reached records that the job has trained so many batches.
 func (r *ramp) reached(batches int64) {
 	for {

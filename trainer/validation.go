@@ -15,16 +15,16 @@ const validateEvery = 10
 
 // validation scores the examples of Config.Validation during the training. Run's goroutine owns it.
 type validation struct {
-	score func() (*report.Result, error) // nil: this trainer scores nothing
+	score func() (*report.Result, error) // nil: there is nothing to score
 	every int64                          // examples between two scores
 	at    int64                          // examples at the last score
 	last  *report.Held                   // nil before the first score; immutable
 }
 
-// openValidation prepares the scores of trainer 0.
+// openValidation prepares the scores of the trainer that has the lowest rank at their time: trainer 0 may have left.
 func (j *Job) openValidation(ctx context.Context) {
 	f, ok := j.set.(*data.File)
-	if !ok || j.cfg.Validation == "" || j.cfg.rank() != 0 {
+	if !ok || j.cfg.Validation == "" {
 		return
 	}
 	j.validation = validation{every: validateEvery * f.HeldSize(), at: j.examples, score: func() (*report.Result, error) {
@@ -37,7 +37,7 @@ func (j *Job) openValidation(ctx context.Context) {
 // validate scores the held-out examples if an epoch has ended or enough examples were trained, and reports the result.
 func (j *Job) validate(epochEnded bool) error {
 	v := &j.validation
-	if v.score == nil || j.examples == v.at || !epochEnded && j.examples-v.at < v.every {
+	if v.score == nil || !j.ramp.leads() || j.examples == v.at || !epochEnded && j.examples-v.at < v.every {
 		return nil
 	}
 	v.at = j.examples

@@ -87,6 +87,25 @@ func TestValidationDuringTraining(t *testing.T) {
 	}
 }
 
+// When trainer 0 leaves, the trainer of the next rank scores the validation file.
+func TestValidationAfterTrainer0HasLeft(t *testing.T) {
+	cfg, rank, scores := tinyConfig(0, 0), 1, 0
+	cfg.Generator, cfg.Batch, cfg.Epochs, cfg.Trainers, cfg.Rank = nil, 10, 3, 2, &rank
+	cfg.Data.File, cfg.Data.Schema = clicksFile(t, 240)
+	cfg.Validation, _ = clicksFile(t, 30)
+	var j *Job
+	j = newJob(t, cfg, newLocal(t), func(e report.Event) {
+		if e.Event == report.EventValidation {
+			scores++
+		} else if e.Step == 18 { // in the second of three epochs of 12 steps
+			j.ramp.members([]int{1}, rank)
+		}
+	})
+	if _, err := j.Run(t.Context()); err != nil || scores < 1 || scores > 2 {
+		t.Errorf("%d scores, %v; want those after the second or third epoch", scores, err)
+	}
+}
+
 // A saved model needs no job file and no schema: its description finds the tables and parses the examples, and all
 // examples of a file are scored.
 func TestASavedModelScoresAWholeFile(t *testing.T) {

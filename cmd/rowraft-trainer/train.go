@@ -146,7 +146,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 		"how long a window of --follow is, of which loss and AUC are logged; default 1m")
 	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
 	f.StringVar(&set.Validation, "validation", "", "file of held-out examples, instead of the last fifth of --data: "+
-		"scored at the end, and by trainer 0 after each epoch and after ten times as many trained examples")
+		"scored at the end, and by the trainer of the lowest rank after each epoch and after ten times as many trained examples")
 	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
 	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
 	f.StringVar(&set.Resume, "resume", "", "continue exactly from this checkpoint, DESTINATION/NAME, which was restored; "+
@@ -159,8 +159,8 @@ func newJobCommandOf(o *options) *cobra.Command {
 	if !o.mustExist {
 		f.BoolVar(&o.fresh, "fresh", false, "start over: delete the job's tables first; it lists them and asks")
 		f.BoolVar(&o.yes, "yes", false, "with --fresh: do not ask")
-		f.StringVar(&o.model, "save-model", "", "file to which trainer 0 writes the description of the trained model, for "+
-			"evaluate --model; the weights stay in the cluster")
+		f.StringVar(&o.model, "save-model", "", "file to which this trainer writes the description of the trained model at "+
+			"its end, for evaluate --model; the weights stay in the cluster")
 	} else {
 		f.StringVar(&o.model, "model", "", "file of train --save-model, instead of --config")
 	}
@@ -317,7 +317,7 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 	if result != nil && o.json != "-" && (err == nil || result.Steps > 0) {
 		printResult(os.Stdout, result)
 	}
-	if err == nil && !o.mustExist && o.model != "" && (cfg.Rank == nil || *cfg.Rank == 0) {
+	if err == nil && !o.mustExist && o.model != "" {
 		if err = cfg.SaveModel(o.model); err != nil {
 			err = fmt.Errorf("--save-model: %w", err)
 		}

@@ -78,7 +78,11 @@ func TestARestartedTrainerTrainsNothingAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	args := []string{"--config", config, "--endpoints", addr, "--insecure"}
-	train(t, new(options), append(args, "--worker", "a")...)
+	model := filepath.Join(t.TempDir(), "late.model")
+	train(t, new(options), append(args, "--worker", "a", "--save-model", model)...)
+	if _, err := os.Stat(model); err != nil {
+		t.Errorf("the trainer of rank 1 has saved no model: %v", err)
+	}
 	result := filepath.Join(t.TempDir(), "result.json")
 	train(t, new(options), append(args, "--json", result)...)
 	if text, err := os.ReadFile(result); err == nil {
