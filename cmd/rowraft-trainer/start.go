@@ -21,7 +21,6 @@ import (
 
 const (
 	defaultStartTimeout = 10 * time.Minute
-	enterAgain          = 2 * time.Second
 	// stepLineEvery is how many steps pass between two lines of --progress steps.
 	stepLineEvery = 10
 )
@@ -106,12 +105,7 @@ func (f *startFlags) await(ctx context.Context, o *options) error {
 		inTime, cancel := context.WithTimeoutCause(ctx, f.timeout,
 			rowraft.Errorf(rowraft.CodeDeadline, "job %s does not have all of its workers after %v", cfg.Job, f.timeout))
 		defer cancel()
-		// A lease lasts while a worker trains; until then the worker registers again and again.
-		renew := enterAgain
-		if cfg.Lease > 0 {
-			renew = min(renew, cfg.Lease/3)
-		}
-		if err := w.workers(inTime, f.plan.Scheduler, cfg.Job, f.plan.Workers, renew, enter); err != nil {
+		if err := w.workers(inTime, f.plan.Scheduler, cfg.Job, f.plan.Workers); err != nil {
 			return interruptedOr(ctx, err)
 		}
 		fmt.Fprintln(os.Stderr, "Cluster is successfully initialized.")

@@ -86,23 +86,10 @@ func (w *waiter) servers(ctx context.Context, endpoints []string) error {
 	})
 }
 
-// workers returns when the job has all of its n workers. Until then it calls enter again and again, so that this
-// worker remains registered.
-func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, renew time.Duration,
-	enter func(context.Context) error) error {
-	var refused error
-	entered := time.Now()
-	wait, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	err := w.until(wait, []string{scheduler}, func(ask context.Context, stubs map[string]rowraftv1.ClusterClient) (string,
+// workers returns when the job has all of its n workers. This worker has entered the job, and its member keeps its lease.
+func (w *waiter) workers(ctx context.Context, scheduler, job string, n int) error {
+	return w.until(ctx, []string{scheduler}, func(ask context.Context, stubs map[string]rowraftv1.ClusterClient) (string,
 		bool) {
-		if time.Since(entered) >= renew {
-			if refused = enter(ctx); refused != nil {
-				stop(refused)
-				return "it cannot enter its job", true
-			}
-			entered = time.Now()
-		}
 		st, err := stubs[scheduler].Status(ask, &rowraftv1.StatusRequest{})
 		if err != nil {
 			return fmt.Sprintf("the scheduler at %s does not answer which workers are there: %v", scheduler, err), false
@@ -119,10 +106,6 @@ func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, rene
 		}
 		return fmt.Sprintf("none of %d workers is here", n), true
 	})
-	if refused != nil {
-		return refused
-	}
-	return err
 }
 
 // silent returns the endpoints that do not answer.

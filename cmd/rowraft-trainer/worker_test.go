@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/launch"
 	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/trainer"
 )
@@ -87,5 +90,33 @@ func TestARestartedTrainerTrainsNothingAgain(t *testing.T) {
 	train(t, new(options), append(args, "--json", result)...)
 	if text, err := os.ReadFile(result); err == nil {
 		t.Errorf("the restarted trainer has trained:\n%s", text)
+	}
+}
+
+// TestAWaitingWorkerEntersOnce: a worker that waits for others enters its job once, and reads its data once. Its member
+// keeps the lease.
+func TestAWaitingWorkerEntersOnce(t *testing.T) {
+	addr, ctx := serve(t, 1), testutil.Context(t)
+	cfg, err := trainer.LoadConfig(file(t, "wait.yaml", jobOf("wait", "trainers: 2\nlease: 1s\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var o options
+	f := startFlags{timeout: 3 * time.Second, plan: launch.Plan{Scheduler: addr, Workers: 2}}
+	if err := f.await(ctx, &o); err != nil {
+		t.Fatal(err)
+	}
+	entered := 0
+	err = o.waitForTrainers(ctx, &cfg, func(ctx context.Context) error {
+		entered++
+		return trainer.Enter(ctx, &cfg, c, "w0")
+	})
+	if rowraft.CodeOf(err) != rowraft.CodeDeadline || entered != 1 {
+		t.Errorf("it entered %d times, want once: %v", entered, err)
 	}
 }
