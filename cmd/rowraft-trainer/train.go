@@ -133,7 +133,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.IntVar(&set.Trainers, "trainers", set.Trainers, "trainers that the job expects at its start; more "+
 		"may join if the scheduler divides the data")
 	f.StringVar(&o.worker, "worker", "", "name under which the scheduler knows this trainer, which keeps it when it is "+
-		"started again; default its rank, or host and process id")
+		"started again; default its rank, or host, boot and process id")
 	f.IntVar(&set.Batch, "batch", set.Batch, "examples per step")
 	f.IntVar(&set.Threads, "threads", set.Threads, "threads that compute a step, each a slice of the batch")
 	f.IntVar(&set.Epochs, "epochs", 0, "passes over the data; default 1, or until --steps")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"strconv"
 	"strings"
@@ -14,10 +15,13 @@ import (
 	"github.com/rowraft/rowraft/trainer"
 )
 
-// processName returns the name of the worker in a process of this host.
+// processName returns the name of the worker in a process of this host. Containers may share the name of the host, and
+// another host may have it: on Linux the name also has a hash of the boot and the PID namespace.
 func processName(pid int) string {
 	host, _ := os.Hostname()
-	return fmt.Sprintf("%s-pid%d", host, pid)
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	namespace, _ := os.Readlink("/proc/self/ns/pid")
+	return fmt.Sprintf("%s-%08x-pid%d", host, crc32.ChecksumIEEE(append(boot, namespace...)), pid)
 }
 
 // endedHere reports whether a worker has the name of a process of this host that has ended.
