@@ -20,21 +20,22 @@ func TestDevStartsAfterAnInterruption(t *testing.T) {
 		return cmd
 	}
 	for _, seen := range []string{"LOCK", "certs.new", "n1", "n2.ready", "n1/raft/groups/meta"} {
-		cmd := dev()
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		p := spawn(t, "rowraft", "dev", "--dir", dir, "--port", port)
 		err := poll(deadline(t, patience), func() error {
+			select {
+			case <-p.ended:
+				return nil
+			default:
+			}
 			_, err := os.Stat(filepath.Join(dir, seen))
 			if _, done := os.Stat(filepath.Join(dir, "certs")); seen == "certs.new" && done == nil {
 				return nil // it was there for a moment
 			}
 			return err
 		})
-		_ = cmd.Process.Kill() // its servers end with it
-		_ = cmd.Wait()
-		if err != nil {
-			t.Fatal(err)
+		p.kill() // its servers end with it
+		if code := p.cmd.ProcessState.ExitCode(); err != nil || code != -1 {
+			t.Fatalf("the start that is to be killed at %s has exit code %d, %v:\n%s%s", seen, code, err, &p.stdout, &p.stderr)
 		}
 	}
 	t.Cleanup(func() { // fails if the servers have stopped

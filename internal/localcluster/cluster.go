@@ -39,6 +39,9 @@ type Options struct {
 	// Raft groups those from Port+100 on, metrics those from Port+200 on. 0: ports that the kernel chooses.
 	Port int
 
+	// Inherit is open in every server process, too. A lock on it (flock) is held until all of them have ended.
+	Inherit *os.File
+
 	// Front is called for every server before any process starts. It may set Advertise and PeerAdvertise to
 	// the addresses of proxies. nil: they equal Addr and Peer.
 	Front func(*Server) error
@@ -220,6 +223,9 @@ func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 	}
 	cmd := exec.Command(c.opts.Binary, c.args(s)...)
 	cmd.ExtraFiles = files // descriptors 3 and 4
+	if c.opts.Inherit != nil {
+		cmd.ExtraFiles = append(files, c.opts.Inherit)
+	}
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.Env = cli.WithoutFlags(os.Environ()) // the flags of this command are not for the server
 	for _, e := range c.opts.Env {

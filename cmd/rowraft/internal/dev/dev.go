@@ -34,6 +34,7 @@ const (
 	startTime    = 3 * time.Minute
 	settleTime   = 20 * time.Second
 	restartAfter = 5 * time.Second
+	endTime      = time.Minute // of servers whose `rowraft dev` was killed
 	poll         = 50 * time.Millisecond
 )
 
@@ -103,7 +104,7 @@ func (d *dev) run(ctx context.Context, out io.Writer) (err error) {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := d.lock()
+	lock, err := d.lock(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,7 +117,7 @@ func (d *dev) run(ctx context.Context, out io.Writer) (err error) {
 	}
 	ready, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
-	c, err := d.start(ready)
+	c, err := d.start(ready, lock)
 	if err != nil {
 		return err
 	}
@@ -165,23 +166,39 @@ func (d *dev) makeCerts(out io.Writer) error {
 	return os.Rename(unfinished, d.path(certsDir))
 }
 
-// lock makes this process the only one in the directory.
-func (d *dev) lock() (io.Closer, error) {
-	lock, err := vfs.OS.Lock(d.path(lockName))
-	if taken, ok := errors.AsType[*vfs.LockedError](err); ok {
-		return nil, cli.Hint(fmt.Errorf("servers run in %s already (process %s)", d.dir, taken.Owner),
-			"stop them with `rowraft dev --stop`, or choose another --dir and --port")
+// lock makes this process the only one in the directory. The servers inherit the lock. So if this process is killed,
+// the next one waits until they, which end with it, have freed their ports and data directories.
+func (d *dev) lock(ctx context.Context) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	for {
+		lock, err := vfs.OS.Lock(d.path(lockName))
+		if err == nil {
+			return lock.(*os.File), nil
+		}
+		taken, ok := errors.AsType[*vfs.LockedError](err)
+		if !ok {
+			return nil, err
+		}
+		pid, err := strconv.Atoi(taken.Owner)
+		if err != nil || syscall.Kill(pid, 0) != syscall.ESRCH || ctx.Err() != nil {
+			return nil, cli.Hint(fmt.Errorf("servers run in %s already (process %s)", d.dir, taken.Owner),
+				"stop them with `rowraft dev --stop`, or choose another --dir and --port")
+		}
+		select {
+		case <-time.After(poll):
+		case <-ctx.Done():
+		}
 	}
-	return lock, err
 }
 
-func (d *dev) start(ctx context.Context) (*localcluster.Cluster, error) {
+func (d *dev) start(ctx context.Context, lock *os.File) (*localcluster.Cluster, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	c, err := localcluster.Start(ctx, localcluster.Options{
-		Binary: self, Dir: d.dir, Servers: d.servers, Certs: d.path(certsDir), Port: d.port,
+		Binary: self, Dir: d.dir, Servers: d.servers, Certs: d.path(certsDir), Port: d.port, Inherit: lock,
 	})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, cli.Hint(err, "another process has this port; choose others with --port")
@@ -284,7 +301,7 @@ func (d *dev) startOther(ctx context.Context, out io.Writer) error {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := d.lock() // a process that runs already is an error here, not in the log
+	lock, err := d.lock(ctx) // a process that runs already is an error here, not in the log
 	if err != nil {
 		return err
 	}
@@ -356,7 +373,8 @@ func (d *dev) stopOther(ctx context.Context, out io.Writer) error {
 			if perr != nil || pid < 2 {
 				return fmt.Errorf("%s does not have the process id of `rowraft dev`: %q", d.path(lockName), taken.Owner)
 			}
-			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+			// Servers without it end by themselves.
+			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && err != syscall.ESRCH {
 				return fmt.Errorf("stop process %d: %w", pid, err)
 			}
 			told = true

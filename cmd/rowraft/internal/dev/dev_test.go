@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft/internal/vfs"
 )
@@ -81,6 +82,38 @@ func TestTwoInOneDirectory(t *testing.T) {
 	}
 	if err := d.stopOther(t.Context(), new(bytes.Buffer)); err == nil || !strings.Contains(err.Error(), "no servers run") {
 		t.Errorf("--stop: %v", err)
+	}
+}
+
+// TestAKilledProcess: its servers, which inherit the lock, end shortly after it. The next process waits for them, and
+// so does --stop.
+func TestAKilledProcess(t *testing.T) {
+	killed := exec.Command("true")
+	if err := killed.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for name, next := range map[string]func(*dev) error{
+		"a start": func(d *dev) error {
+			lock, err := d.lock(t.Context())
+			if err == nil {
+				err = lock.Close()
+			}
+			return err
+		},
+		"--stop": func(d *dev) error { return d.stopOther(t.Context(), new(bytes.Buffer)) },
+	} {
+		d := &dev{dir: t.TempDir()}
+		lock, err := vfs.OS.Lock(d.path(lockName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(d.path(lockName), fmt.Appendln(nil, killed.Process.Pid), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(4*poll, func() { lock.Close() }) // the last server has ended
+		if err := next(d); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
