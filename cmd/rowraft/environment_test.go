@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -144,5 +147,30 @@ func TestAServerTakesTheSchedulerOfItsCommandLine(t *testing.T) {
 	}
 	if _, _, err = prepare(t, "server", "--insecure"); err == nil || !strings.Contains(err.Error(), "ROWRAFT_SCHEDULER") {
 		t.Errorf("both in the environment: %v", err)
+	}
+}
+
+// TestAPlaintextServerDoesNotJoinTheClusterOfVariables whose certificates --insecure ignores. A server that waits for
+// addresses of a variable logs its name.
+func TestAPlaintextServerDoesNotJoinTheClusterOfVariables(t *testing.T) {
+	t.Setenv("ROWRAFT_JOIN", unusedAddr(t))
+	for _, tc := range []struct {
+		certs string
+		says  []string
+	}{
+		{"/nonexistent", []string{"ROWRAFT_JOIN is ignored", "needs --join"}},
+		{"", []string{`"from":"ROWRAFT_JOIN"`}},
+	} {
+		t.Setenv("ROWRAFT_CERTS", tc.certs)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		var out, errout bytes.Buffer
+		run(ctx, []string{"server", "--insecure", "--data-dir", filepath.Join(t.TempDir(), "data"), "--listen", "127.0.0.1:0",
+			"--peer-listen", "127.0.0.1:0"}, &out, &errout)
+		cancel()
+		for _, want := range tc.says {
+			if !strings.Contains(errout.String(), want) {
+				t.Errorf("ROWRAFT_CERTS=%s: it does not say %q:\n%s", tc.certs, want, errout.String())
+			}
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"time"
 
@@ -41,6 +42,7 @@ type serverFlags struct {
 	withScheduler            bool
 	schedulerOnly            bool
 	join, schedulers         []string
+	joinOrigin               string // what set join, if not the command line
 	servers, shards, slots   int
 	logBackend, profile      string
 	diskStall                time.Duration
@@ -184,16 +186,35 @@ func (f *serverFlags) configure(cmd *cobra.Command, g *remote.Flags) error {
 	return g.UseCerts(cmd) // the file may set --certs
 }
 
+// ignoreSecuredCluster drops the addresses of ROWRAFT_JOIN if --insecure on the command line has dropped ROWRAFT_CERTS:
+// both are of one cluster (`rowraft dev` exports them), which a server without certificates cannot join.
+func (f *serverFlags) ignoreSecuredCluster(cmd *cobra.Command, g *remote.Flags) {
+	const join, certs = "ROWRAFT_JOIN", "ROWRAFT_CERTS"
+	if !g.Insecure || cli.Origin(cmd.Flags(), "insecure") != "--insecure" || os.Getenv(certs) == "" ||
+		cli.Origin(cmd.Flags(), "join") != join {
+		return
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "rowraft: warning: --insecure: %s is ignored, as %s is: they are of a cluster with "+
+		"certificates; --join names the servers of another one\n", join, certs)
+	f.join = nil
+}
+
 // command runs the process with these flags.
 func (f *serverFlags) command(cmd *cobra.Command, g *remote.Flags) error {
 	if err := f.configure(cmd, g); err != nil {
 		return err
 	}
+	f.ignoreSecuredCluster(cmd, g)
 	if len(f.schedulers) > 0 {
 		if f.withScheduler || len(f.join) > 0 {
 			return cli.Usagef("--scheduler: the scheduler is a process of its own; leave out --with-scheduler and --join")
 		}
 		f.join = f.schedulers
+	}
+	for _, name := range []string{"join", "scheduler"} {
+		if from := cli.Origin(cmd.Flags(), name); len(f.join) > 0 && from != "--"+name {
+			f.joinOrigin = from
+		}
 	}
 	if err := f.checkScheduler(); err != nil {
 		return err
@@ -209,6 +230,10 @@ func (f *serverFlags) run(ctx context.Context, g *remote.Flags, stderr io.Writer
 	logger, err := f.logger(stderr)
 	if err != nil {
 		return err
+	}
+	if f.joinOrigin != "" {
+		logger.Info("the addresses of the other servers are not from the command line", "from", f.joinOrigin, "join",
+			strings.Join(f.join, ","))
 	}
 	disk, err := openDisk(logger)
 	if err != nil {
