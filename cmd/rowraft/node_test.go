@@ -63,7 +63,9 @@ func (f *fakeCluster) ChangeNode(_ context.Context,
 			return reply, nil
 		}
 	}
-	if !req.DryRun {
+	if reply.Node.Intent == req.Intent {
+		reply.Plan = []string{reply.Node.Name + " is that already."}
+	} else if !req.DryRun {
 		f.changed = append(f.changed, reply.Node.Name)
 		reply.Operation = &rowraftv1.Operation{Id: 9, Kind: rowraftv1.OperationKind_OPERATION_KIND_DRAIN, Node: reply.Node.Id,
 			Name: reply.Node.Name, State: rowraftv1.OperationState_OPERATION_STATE_RUNNING, Total: 1, Left: 1}
@@ -122,6 +124,7 @@ func TestNodesChangeOnAWordOnly(t *testing.T) {
 		{args: "drain n2 --force --confirm n2 --detach", changed: "n2"},
 		{args: "drain n7 --yes", code: cli.ExitFailed, says: "no server"},
 		{args: "status n7", code: cli.ExitUsage, says: "did you mean"},
+		{args: "undrain n1"}, // nothing to do, so nothing to ask
 		{args: "undrain n1 --force", code: cli.ExitUsage, says: "--force"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {

@@ -137,8 +137,11 @@ func changeNode(g *remote.Flags, cmd *cobra.Command, c nodeChange, name string, 
 		}
 		return cli.Refused(errors.New("it would be refused because of the risks"))
 	}
-	if err := f.agreed(cmd, v); err != nil {
-		return err
+	changes := plan.GetNode().GetIntent() != c.intent
+	if changes {
+		if err := f.agreed(cmd, v); err != nil {
+			return err
+		}
 	}
 	// Change the node of the plan, by its id. The server refuses if the node's intent is not the expected one.
 	req.DryRun, req.Node = false, v.ServerID
@@ -146,7 +149,7 @@ func changeNode(g *remote.Flags, cmd *cobra.Command, c nodeChange, name string, 
 	if err != nil {
 		return err
 	}
-	v = newChangedJSON(done, true)
+	v = newChangedJSON(done, changes)
 	if v.Operation == nil || f.detach {
 		return cli.Show(cmd.OutOrStdout(), g.Output, v, v.tell)
 	}
