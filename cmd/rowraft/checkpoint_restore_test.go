@@ -53,6 +53,9 @@ func (p plannedRestores) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointReque
 		}})
 	}
 	p.calls <- req
+	if !req.GetReplace() {
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables of the cluster hold rows: allow that with --replace")
+	}
 	return s.Send(&rowraftv1.RestoreCheckpointReply{Phase: "done"})
 }
 
@@ -82,6 +85,9 @@ func TestARestoreAsks(t *testing.T) {
 		case req := <-calls:
 			if !tc.runs || len(req.GetAgreed()) != 2 || req.GetAfter() != 1<<16 {
 				t.Errorf("%v: the server was asked, with %v", tc.args, req)
+			}
+			if want := map[bool]int{true: cli.ExitDone, false: cli.ExitRefused}[req.GetReplace()]; got.code != want {
+				t.Errorf("%v: exit code %d, want %d", tc.args, got.code, want)
 			}
 		default:
 			if tc.runs || !strings.Contains(got.errout, "--yes") {

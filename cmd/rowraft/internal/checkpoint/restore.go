@@ -99,6 +99,9 @@ func restoreCheckpoint(g *remote.Flags, cmd *cobra.Command,
 	if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
 		return nil, cli.Verdict(err)
 	}
+	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists { // the cluster holds rows, and the request lacks --replace
+		return nil, cli.Refused(err)
+	}
 	return nil, err
 }
 
