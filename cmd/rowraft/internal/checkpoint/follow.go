@@ -111,7 +111,9 @@ func receive[R progress](stream receiver[R], bar *terminal.Meter, what string, m
 		switch reply.GetPhase() {
 		case "done":
 			done, ended = reply, true
-			bar.Set(int64(reply.GetBytes()), int64(reply.GetBytesTotal()))
+			if reply.GetBytes() > 0 { // a plan reads nothing
+				bar.Set(int64(reply.GetBytes()), int64(reply.GetBytesTotal()))
+			}
 		case what:
 			bar.Set(int64(reply.GetBytes()), int64(reply.GetBytesTotal()))
 		default:

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,8 +32,10 @@ type Meter struct {
 	what   string
 	noun   string // of what is counted, if it is not bytes
 
-	bars *mpb.Progress // nil off a terminal
-	bar  *mpb.Bar
+	terminal bool // show a bar
+	shows    sync.Once
+	bars     *mpb.Progress // nil off a terminal, and before there is something to count
+	bar      *mpb.Bar
 
 	started  time.Time
 	nextLine atomic.Int64 // UnixNano
@@ -49,25 +52,42 @@ func NewCounter(out io.Writer, what, noun string, events bool) *Meter {
 		m.every = eventEvery
 	}
 	m.nextLine.Store(m.started.Add(m.every).UnixNano())
-	if !events && cli.IsTerminal(out) {
-		m.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(200*time.Millisecond))
-		counted, speed := decor.CountersKibiByte("% .1f / % .1f "), decor.AverageSpeed(decor.SizeB1024(0), "% .1f")
-		if noun != "" {
-			counted, speed = decor.CountersNoUnit("%d / %d "+noun+" "), decor.AverageSpeed(0, "%.0f/s")
-		}
-		m.bar = m.bars.AddBar(0,
-			mpb.PrependDecorators(decor.Name(what+" "), counted),
-			mpb.AppendDecorators(speed, decor.Name("  "), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
-	}
+	m.terminal = !events && cli.IsTerminal(out)
 	return m
 }
 
+// show adds the bar to the terminal.
+func (m *Meter) show() {
+	m.bars = mpb.New(mpb.WithOutput(m.out), mpb.WithWidth(32), mpb.WithRefreshRate(200*time.Millisecond),
+		mpb.WithAutoRefresh())
+	counted := func(s decor.Statistics) string {
+		if m.noun != "" {
+			return fmt.Sprintf("%d / %d %s ", s.Current, s.Total, m.noun)
+		}
+		return fmt.Sprintf("%s / %s ", cli.Size(uint64(s.Current)), cli.Size(uint64(s.Total)))
+	}
+	speed := func(s decor.Statistics) string {
+		rate := float64(s.Current) / max(time.Since(m.started).Seconds(), 1e-3)
+		if m.noun != "" {
+			return fmt.Sprintf("%.0f/s", rate)
+		}
+		return cli.Size(uint64(rate)) + "/s"
+	}
+	m.bar = m.bars.AddBar(0, mpb.PrependDecorators(decor.Name(m.what+" "), decor.Any(counted)),
+		mpb.AppendDecorators(decor.Any(speed), decor.Name("  "),
+			decor.OnCompleteOrOnAbort(decor.AverageETA(decor.ET_STYLE_GO), "")))
+}
+
+// Set reports that at of total is done. The bar appears with the first total that is not zero.
 func (m *Meter) Set(at, total int64) {
 	m.at.Store(at)
 	m.total.Store(total)
-	if m.bar != nil {
-		m.bar.SetTotal(total, false)
-		m.bar.SetCurrent(at)
+	if m.terminal {
+		if total > 0 {
+			m.shows.Do(m.show)
+			m.bar.SetTotal(total, false)
+			m.bar.SetCurrent(at)
+		}
 		return
 	}
 	now, next := time.Now(), m.nextLine.Load()
@@ -132,5 +152,5 @@ func (m *Meter) Done() {
 	}
 	m.bar.Abort(false)
 	m.bars.Wait()
-	m.bars, m.bar = nil, nil
+	m.bars, m.terminal = nil, false
 }

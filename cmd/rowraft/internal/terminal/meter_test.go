@@ -1,6 +1,7 @@
 package terminal
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -45,5 +46,25 @@ func meterOffATerminal(t *testing.T) {
 			p.Rate < 1e5 || second.Progress.Phase != "close" {
 			t.Errorf("events %q", lines)
 		}
+	}
+}
+
+// TestABarAppearsWithTheFirstBytes: a command that fails before leaves none. The units are those of all other sizes.
+func TestABarAppearsWithTheFirstBytes(t *testing.T) {
+	var out bytes.Buffer
+	m := NewMeter(&out, "read", false)
+	m.terminal = true
+	m.Set(0, 0)
+	m.Done()
+	if out.Len() > 0 {
+		t.Errorf("a bar of nothing: %q", &out)
+	}
+	m = NewMeter(&out, "read", false)
+	m.terminal = true
+	m.Set(512, 2048)
+	m.Done()
+	m.Done()
+	if got := out.String(); !strings.Contains(got, "512 B / 2.0 KiB ") || !strings.Contains(got, "B/s") {
+		t.Errorf("the bar is %q", got)
 	}
 }
