@@ -404,6 +404,9 @@ func TestCreateTableReachesEveryShardThroughItsLeader(t *testing.T) {
 	}
 	_, err = s.CreateTable(ctx, req)
 	testutil.WantCode(t, err, rowraft.CodeTableExists, "user")
+	if strings.Contains(err.Error(), "create table") {
+		t.Errorf("%v: it names the call, as the caller does", err)
+	}
 	req.IfNotExists = true
 	if again, err := s.CreateTable(ctx, req); err != nil || again.Created || again.Table.Id != reply.Table.Id {
 		t.Errorf("again: %v (%v), want table %d", again, err, reply.Table.Id)

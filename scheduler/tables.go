@@ -84,7 +84,7 @@ func (ts *tables) create(ctx context.Context, req *rowraftv1.CreateTableRequest)
 	}}}
 	result, err := proposeResult[meta.TableResult](ctx, ts.group, c)
 	if err != nil {
-		return nil, fmt.Errorf("create table: %w", err)
+		return nil, err // the caller names the call
 	}
 	if err := ts.ensure(ctx, []rowraft.Schema{result.Schema}); err != nil {
 		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler continues with it: %w", schema.Name,

@@ -151,7 +151,7 @@ func (j *Job) openTables(ctx context.Context) error {
 			continue // scoring needs no progress
 		}
 		if err != nil {
-			return fmt.Errorf("table %s: %w%s", s.Name, err, j.cfg.tableHint(err))
+			return fmt.Errorf("%w%s", err, j.cfg.tableHint(err))
 		}
 		*places[strings.TrimPrefix(s.Name, j.cfg.Job)] = have
 	}
