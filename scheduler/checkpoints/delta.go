@@ -56,7 +56,7 @@ func (op *creation) chooseBase(ctx context.Context) error {
 		return why
 	}
 	if why != nil {
-		op.note = fmt.Sprintf("it is full: %v", why)
+		op.note = fmt.Sprintf("full, not a delta: %v", why)
 		return nil
 	}
 	op.base = &deltaBase{
@@ -117,7 +117,8 @@ func fits(f *depot.Found, cluster *clustermap.Map) error {
 	case m.Cluster != cluster.Cluster:
 		return bad("it is of cluster %s, this is %s", m.Cluster, cluster.Cluster)
 	case m.Epoch != cluster.Epoch:
-		return bad("it is of table epoch %d, the cluster is of %d since a restore", m.Epoch, cluster.Epoch)
+		return bad("a restore has replaced the tables since: its table epoch is %d, the cluster's is %d",
+			m.Epoch, cluster.Epoch)
 	case f.Deltas >= checkpoint.MaxDeltas:
 		return bad("it stands on %d deltas, and more there may not be in a row", f.Deltas)
 	}

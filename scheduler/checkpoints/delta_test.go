@@ -40,7 +40,7 @@ func TestPickBase(t *testing.T) {
 		{name: "others' and halves are passed by", found: []depot.Found{of("a", "us", 3), of("b", "them", 3),
 			of("c", "us", 3, broken), of("d", "us", 3, deleting), incomplete}, want: "a"},
 		{name: "a restore since", found: []depot.Found{of("a", "us", 3), of("b", "us", 2)}, code: rowraft.CodeInvalidArgument,
-			says: "base b: it is of table epoch 2, the cluster is of 3"},
+			says: "base b: a restore has replaced the tables since: its table epoch is 2, the cluster's is 3"},
 		{name: "a long chain", found: []depot.Found{of("a", "us", 3), of("b", "us", 3, long)},
 			code: rowraft.CodeInvalidArgument, says: "16 deltas"},
 		{name: "by name", found: []depot.Found{of("a", "us", 3), of("b", "us", 3)}, base: "a", want: "a"},
