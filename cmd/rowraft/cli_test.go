@@ -465,7 +465,7 @@ func checkTableDelete(t *testing.T, addr string) {
 	t.Helper()
 	at := []string{"--insecure", "--endpoints", addr}
 	// Standard input is empty here.
-	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != cli.ExitUsage ||
+	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != cli.ExitRefused ||
 		!strings.Contains(got.errout, "nothing was changed") {
 		t.Errorf("table delete without an answer: %+v", got)
 	}

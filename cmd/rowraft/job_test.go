@@ -269,7 +269,7 @@ func golden(t *testing.T, name, got string) {
 func TestDeletingAJobAsks(t *testing.T) {
 	stopped := []*rowraftv1.JobInfo{ended(rowraftv1.JobState_JOB_STATE_STOPPED, "")}
 	addr, f := startJobs(t, stopped)
-	if got := rowraftCmd(t, "job", "delete", "ctr", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage ||
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--insecure", "--endpoints", addr); got.code != cli.ExitRefused ||
 		!strings.Contains(got.errout, "nothing was changed") || f.deletes.Load() != 0 {
 		t.Errorf("without an answer: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
 	}

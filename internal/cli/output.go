@@ -108,6 +108,14 @@ func Facts(w io.Writer, pairs ...string) error {
 // Count formats n with commas.
 func Count(n uint64) string { return humanize.Comma(int64(n)) }
 
+// Rows formats n as "1 row" or "1,234 rows".
+func Rows(n uint64) string {
+	if n == 1 {
+		return "1 row"
+	}
+	return Count(n) + " rows"
+}
+
 // Size formats n bytes in KiB, MiB and so on.
 func Size(n uint64) string { return humanize.IBytes(n) }
 

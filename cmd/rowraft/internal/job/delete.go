@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/terminal"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -43,10 +44,10 @@ func deleteJob(g *remote.Flags, cmd *cobra.Command, name string, yes bool) error
 	}
 	v := newTrainingJSON(j)
 	if !yes {
-		if err := cli.Confirm(cmd,
+		if err := terminal.ConfirmOrRefuse(cmd,
 			fmt.Sprintf(
 				"Job %s is %s. The registry loses how far it has read its data; its tables stay. Type its name to delete it: ",
-				name, v.State), name); err != nil {
+				name, v.State), name, "--yes"); err != nil {
 			return err
 		}
 	}

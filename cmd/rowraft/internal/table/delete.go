@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/terminal"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/view"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/route"
@@ -45,9 +46,9 @@ func deleteTable(g *remote.Flags, cmd *cobra.Command, name string, yes bool) (er
 		return err
 	}
 	if !yes {
-		ask := fmt.Sprintf("Table %s has %s rows, %s. They are gone for good. Type its name to delete it: ", name,
-			cli.Count(t.Rows), cli.Size(t.MemoryBytes))
-		if err := cli.Confirm(cmd, ask, name); err != nil {
+		ask := fmt.Sprintf("Table %s has %s, %s. They are gone for good. Type its name to delete it: ", name,
+			cli.Rows(t.Rows), cli.Size(t.MemoryBytes))
+		if err := terminal.ConfirmOrRefuse(cmd, ask, name, "--yes"); err != nil {
 			return err
 		}
 	}
@@ -64,7 +65,7 @@ func deleteTable(g *remote.Flags, cmd *cobra.Command, name string, yes bool) (er
 		Deleted bool   `json:"deleted"`
 	}{cli.JSONSchema, name, t.ID, t.Rows, true}
 	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-		_, err := fmt.Fprintf(w, "table %s deleted, with %s rows\n", name, cli.Count(t.Rows))
+		_, err := fmt.Fprintf(w, "table %s deleted, with %s\n", name, cli.Rows(t.Rows))
 		return err
 	})
 }
