@@ -103,7 +103,7 @@ func TestRestoreInPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, errout, code := c.patiently("checkpoint", "restore", dest+"/a", "--replace"); code != 5 ||
-		!strings.Contains(errout, "other, 1 rows: REMOVED") || !strings.Contains(errout, "--yes") {
+		!strings.Contains(errout, "other, 1 row: REMOVED") || !strings.Contains(errout, "--yes") {
 		t.Errorf("without a terminal and --yes: exit code %d: %s%s", code, out, errout)
 	}
 	if _, errout, code := c.patiently("checkpoint", "restore", dest+"/a"); code != 1 ||

@@ -87,14 +87,14 @@ func (pl *placeLoop) planFor(m *clustermap.Map, n *clustermap.Node, to clusterma
 	}
 	if len(leads) > 0 {
 		plan = append(plan,
-			fmt.Sprintf("The lead of shard %s goes to other replicas; pushes to it wait for some milliseconds.", list(leads)))
+			fmt.Sprintf("Other replicas take the lead of %s; pushes to it wait for some milliseconds.", list(leads)))
 	}
 	if to == clustermap.Drain {
 		return append(plan, fmt.Sprintf("%s keeps its %d replicas, leads none of them and gets no new ones.", name,
 			len(replicas)))
 	}
 	if len(replicas) > 0 {
-		plan = append(plan, fmt.Sprintf("The replicas of shard %s move to other servers, %d at a time.", list(replicas),
+		plan = append(plan, fmt.Sprintf("The replicas of %s move to other servers, %d at a time.", list(replicas),
 			placement.MaxMoves))
 	}
 	if n.Scheduler {
@@ -104,13 +104,16 @@ func (pl *placeLoop) planFor(m *clustermap.Map, n *clustermap.Node, to clusterma
 	return append(plan, fmt.Sprintf("%s is empty then; once its process has ended the cluster forgets it.", name))
 }
 
-// list formats shard ids.
+// list formats shard ids as "shard 1" or "shards 1, 3".
 func list(shards []rowraft.ShardID) string {
 	words := make([]string, len(shards))
 	for i, sh := range shards {
 		words[i] = fmt.Sprint(sh)
 	}
-	return strings.Join(words, ", ")
+	if len(words) == 1 {
+		return "shard " + words[0]
+	}
+	return "shards " + strings.Join(words, ", ")
 }
 
 // risksOf describes what could be lost when n gets intent to, one sentence each: shards that would have no majority if

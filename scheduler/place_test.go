@@ -439,3 +439,11 @@ func TestAWipedServerTakesItsName(t *testing.T) {
 		t.Errorf("%+v", sh)
 	}
 }
+
+func TestThePlanCountsItsShards(t *testing.T) {
+	for want, shards := range map[string][]rowraft.ShardID{"shard 2": {2}, "shards 1, 3": {1, 3}} {
+		if got := list(shards); got != want {
+			t.Errorf("%v: %q, want %q", shards, got, want)
+		}
+	}
+}

@@ -31,7 +31,7 @@ func (o *options) startOver(cmd *cobra.Command, cfg *trainer.Config) error {
 	}
 	var list strings.Builder
 	for _, t := range tables {
-		fmt.Fprintf(&list, "  %s, %s rows\n", t.Schema.Name, cli.Count(t.Rows))
+		fmt.Fprintf(&list, "  %s, %s\n", t.Schema.Name, cli.Rows(t.Rows))
 	}
 	if !o.yes {
 		err := cli.Confirm(cmd, fmt.Sprintf("--fresh deletes the tables of job %s, which are gone for good:\n%s"+

@@ -241,8 +241,8 @@ func showVerified(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, chain c
 		if len(chain) > 1 {
 			on = ", with " + strings.Join(v.Chain[1:], ", ")
 		}
-		_, err := fmt.Fprintf(w, "checkpoint %s%s is whole: %s rows in %s, %s read in %.1fs\n",
-			c.Name, on, cli.Count(c.Rows), cli.Plural(len(rows), "table"), cli.Size(v.BytesRead), took.Seconds())
+		_, err := fmt.Fprintf(w, "checkpoint %s%s is whole: %s in %s, %s read in %.1fs\n",
+			c.Name, on, cli.Rows(c.Rows), cli.Plural(len(rows), "table"), cli.Size(v.BytesRead), took.Seconds())
 		return err
 	})
 }

@@ -107,9 +107,9 @@ func showCreated(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, note str
 			t.AppendRow(table.Row{s.Table, cli.Count(s.Rows), cli.Count(s.Written), s.Digest})
 		}
 		t.Render()
-		what := cli.Count(c.Rows) + " rows"
+		what := cli.Rows(c.Rows)
 		if c.Kind == kindDelta {
-			what = fmt.Sprintf("%s changed of %s rows, a delta to %s", cli.Count(c.Written), cli.Count(c.Rows), c.Parent)
+			what = fmt.Sprintf("%s changed of %s, a delta to %s", cli.Count(c.Written), cli.Rows(c.Rows), c.Parent)
 		} else if note != "" {
 			what += " (" + note + ")"
 		}

@@ -113,7 +113,7 @@ func listDoomed(g *remote.Flags, cmd *cobra.Command, d depot.Depot, names []stri
 		}
 		var tables []string
 		for _, t := range m.Tables {
-			tables = append(tables, fmt.Sprintf("%s (%s rows)", t.Schema.Name, cli.Count(t.Rows)))
+			tables = append(tables, fmt.Sprintf("%s (%s)", t.Schema.Name, cli.Rows(t.Rows)))
 		}
 		fmt.Fprintf(w, "checkpoint %s of %s: %s\n", name, m.Created.Format("2006-01-02 15:04:05 MST"),
 			strings.Join(tables, ", "))

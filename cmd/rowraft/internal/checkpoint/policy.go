@@ -173,8 +173,8 @@ func newPolicyListCmd(g *remote.Flags) *cobra.Command {
 				}
 				t := cli.NewTable(w, wide, header, "EVERY", "KEEP", "KEPT").OnlyWide("KEEP", "KEPT")
 				for _, p := range v.Policies {
-					row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next,
-						p.State}
+					row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), view.Dash(p.LastSuccess),
+						view.Dash(p.Next), p.State}
 					if wide {
 						row = append(row, p.Destination, p.Job, p.Owner, p.Error)
 					}

@@ -122,9 +122,9 @@ func agreeToRestore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest,
 		lost += c.GetRows()
 		what := "REMOVED: the checkpoint does not have it"
 		if c.GetComes() {
-			what = fmt.Sprintf("replaced by %s rows of the checkpoint", cli.Count(c.GetBrings()))
+			what = fmt.Sprintf("replaced by %s of the checkpoint", cli.Rows(c.GetBrings()))
 		}
-		fmt.Fprintf(w, "  %s, %s rows: %s\n", c.GetName(), cli.Count(c.GetRows()), what)
+		fmt.Fprintf(w, "  %s, %s: %s\n", c.GetName(), cli.Rows(c.GetRows()), what)
 	}
 	if len(req.Agreed) == 0 || yes || req.GetDryRun() || lost > 0 && !req.GetReplace() { // the server refuses that
 		return nil
@@ -217,10 +217,10 @@ func showRestored(g *remote.Flags, cmd *cobra.Command, v *restoredJSON) error {
 			rows += s.Restored
 		}
 		t.Render()
-		what := fmt.Sprintf("restored %s rows into %s; table epoch %d", cli.Count(rows), cli.Plural(len(v.Shards), "shard"),
+		what := fmt.Sprintf("restored %s into %s; table epoch %d", cli.Rows(rows), cli.Plural(len(v.Shards), "shard"),
 			v.Epoch)
 		if v.DryRun {
-			what = fmt.Sprintf("would restore %s rows", cli.Count(rows))
+			what = fmt.Sprintf("would restore %s", cli.Rows(rows))
 		}
 		_, err := fmt.Fprintf(w, "checkpoint %s: %s; %s read in %.1fs\n", v.Checkpoint, what, cli.Size(v.Bytes), v.Seconds)
 		return err

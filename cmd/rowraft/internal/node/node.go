@@ -118,8 +118,8 @@ func (v *nodeStatusJSON) print(w io.Writer, wide bool) error {
 		"SCHEDULER", n.SchedulerRole(),
 		"TIMERS", view.Dash(n.Profile),
 		"VERSION", fmt.Sprintf("%s, up for %s", view.Dash(n.Version), view.Seconds(n.UptimeSeconds)),
-		"HOLDS", fmt.Sprintf("%s, leads %d; %s rows, %s of memory, %s of log", cli.Plural(n.Replicas, "replica"), n.Leads,
-			cli.Count(n.Rows), cli.Size(n.MemoryBytes), cli.Size(n.LogBytes)),
+		"HOLDS", fmt.Sprintf("%s, leads %d; %s, %s of memory, %s of log", cli.Plural(n.Replicas, "replica"), n.Leads,
+			cli.Rows(n.Rows), cli.Size(n.MemoryBytes), cli.Size(n.LogBytes)),
 	); err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func (v *shardDescription) print(w io.Writer, wide bool) error {
 	leader, committed, holds := "none", "unknown", "unknown: a leader reports it"
 	if v.Leader != "" {
 		leader, committed = fmt.Sprintf("%s, in term %d", v.Leader, v.Term), cli.Count(v.CommitIndex)
-		holds = fmt.Sprintf("%s rows, %s of memory", cli.Count(v.Rows), cli.Size(v.MemoryBytes))
+		holds = fmt.Sprintf("%s, %s of memory", cli.Rows(v.Rows), cli.Size(v.MemoryBytes))
 	}
 	if err := cli.Facts(w,
 		"SHARD", fmt.Sprintf("%d, with %s", v.Shard, cli.Plural(v.Slots, "slot")),
