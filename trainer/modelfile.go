@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"crypto/rand"
 	"os"
 
 	"go.yaml.in/yaml/v3"
@@ -34,10 +35,11 @@ func (c *Config) SaveModel(path string) error {
 		return err
 	}
 	text = append([]byte("# A model that rowraft-trainer trained, for rowraft-trainer evaluate --model.\n"), text...)
-	if err := os.WriteFile(path+".tmp", text, 0o644); err != nil {
+	part := path + "." + rand.Text() + ".tmp" // other trainers may write the file, too
+	if err := os.WriteFile(part, text, 0o644); err != nil {
 		return err
 	}
-	return os.Rename(path+".tmp", path)
+	return os.Rename(part, path)
 }
 
 // LoadModel reads the file of SaveModel. The caller adds the data.
