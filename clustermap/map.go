@@ -216,7 +216,7 @@ func (m *Map) FindNode(what string) (Node, error) {
 		return found[0], nil
 	}
 	return Node{}, rowraft.Errorf(rowraft.CodeNotFound,
-		"there is no server %q; `rowraft cluster status` lists all servers", what)
+		"there is no server %q; `rowraft server list` lists all servers", what)
 }
 
 // Table returns the schema of the table called name.

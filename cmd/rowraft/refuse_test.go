@@ -120,3 +120,19 @@ func TestRefusedServersWriteNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestWrongWordsAreAnswered with what to type, in the words of the command line.
+func TestWrongWordsAreAnswered(t *testing.T) {
+	for args, want := range map[string]string{
+		"checkpoint describe /mnt/x/a":              "use `rowraft checkpoint list DESTINATION -o wide`",
+		"table create t --dim abc":                  `invalid argument "abc" for "--dim" flag: invalid syntax`,
+		"shard move":                                "rowraft: shard move: want one argument",
+		"table list --timeout soon":                 "--timeout",
+		"table create t --dim 99999999999999999999": "value out of range",
+	} {
+		got := rowraftCmd(t, strings.Fields(args)...)
+		if got.code != cli.ExitUsage || !strings.Contains(got.errout, want) || strings.Contains(got.errout, "strconv") {
+			t.Errorf("%s: exit code %d, %s", args, got.code, got.errout)
+		}
+	}
+}

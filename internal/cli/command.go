@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -87,6 +89,9 @@ func examplesBelow(cmd *cobra.Command) string {
 	return strings.Join(lines, "\n")
 }
 
+// strconvError is what pflag's error has of the package that parses numbers.
+var strconvError = regexp.MustCompile(`strconv\.\w+: parsing ".*": `)
+
 // FlagError adds the nearest flag to pflag's error.
 func FlagError(cmd *cobra.Command, err error) error {
 	suggestion := ""
@@ -94,6 +99,9 @@ func FlagError(cmd *cobra.Command, err error) error {
 		var names []string
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 		suggestion = DidYouMean("--", name, names)
+	}
+	if text := strconvError.ReplaceAllString(err.Error(), ""); text != err.Error() {
+		err = errors.New(text)
 	}
 	return Usagef("%w%s; `%s --help` lists the flags", err, suggestion, cmd.CommandPath())
 }
@@ -137,22 +145,27 @@ func editDistance(a, b string) int {
 	return rows[len(a)][len(b)]
 }
 
+// nameBelowRoot returns the path of cmd without the name of the binary, which begins every printed error.
+func nameBelowRoot(cmd *cobra.Command) string {
+	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+}
+
 // NoArgs returns a usage error if there are positional arguments.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
 	if name := nameHere(cmd, args[0]); name != "" {
-		return Usagef("%s: unexpected argument %q: use `%s %s`", cmd.CommandPath(), args[0], cmd.CommandPath(), name)
+		return Usagef("%s: unexpected argument %q: use `%s %s`", nameBelowRoot(cmd), args[0], cmd.CommandPath(), name)
 	}
-	return Usagef("%s: unexpected argument %q%s", cmd.CommandPath(), args[0], DidYouMean("", args[0], namesBelow(cmd)))
+	return Usagef("%s: unexpected argument %q%s", nameBelowRoot(cmd), args[0], DidYouMean("", args[0], namesBelow(cmd)))
 }
 
 // OneArg returns a usage error unless there is exactly one positional argument; what names it.
 func OneArg(what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {
-			return Usagef("%s: want one argument, %s; got %d", cmd.CommandPath(), what, len(args))
+			return Usagef("%s: want one argument, %s; got %d", nameBelowRoot(cmd), what, len(args))
 		}
 		return nil
 	}

@@ -25,6 +25,9 @@ const destinationHelp = `A destination is an absolute path that all servers shar
 names the service and the account, on the servers too: AWS_ENDPOINT_URL (if it is not AWS), AWS_REGION,
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN.`
 
+// describeInstead is what to type for a description of a checkpoint.
+const describeInstead = "`rowraft checkpoint list DESTINATION -o wide`, or `rowraft checkpoint verify`, which reads it"
+
 // NewCmd returns the command `rowraft checkpoint`.
 func NewCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
@@ -32,6 +35,7 @@ func NewCmd(g *remote.Flags) *cobra.Command {
 		Short: "Keep the tables of a cluster at one cut, and bring them back",
 		Long: "Keep the tables of a cluster at one cut through all shards, and bring them back into any number of " +
 			"shards.\n\n" + destinationHelp,
+		Annotations: map[string]string{cli.Instead + "describe": describeInstead, cli.Instead + "show": describeInstead},
 	}
 	cmd.AddCommand(newCheckpointCreateCmd(g), newCheckpointListCmd(g), newCheckpointVerifyCmd(g),
 		newCheckpointRestoreCmd(g), newCheckpointDeleteCmd(g), newCheckpointPolicyCmd(g))
