@@ -146,7 +146,8 @@ func newJobCommandOf(o *options) *cobra.Command {
 		"how long a window of --follow is, of which loss and AUC are logged; default 1m")
 	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
 	f.StringVar(&set.Validation, "validation", "", "file of held-out examples, instead of the last fifth of --data: "+
-		"scored at the end, and by the trainer of the lowest rank after each epoch and after ten times as many trained examples")
+		"scored at the end, and by the trainer of the lowest rank after each epoch and after ten times as many "+
+		"trained examples")
 	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
 	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
 	f.StringVar(&set.Resume, "resume", "", "continue exactly from this checkpoint, DESTINATION/NAME, which was restored; "+

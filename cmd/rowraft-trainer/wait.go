@@ -86,7 +86,8 @@ func (w *waiter) servers(ctx context.Context, endpoints []string) error {
 	})
 }
 
-// workers returns when the job has all of its n workers. This worker has entered the job, and its member keeps its lease.
+// workers returns when the job has all of its n workers. This worker has entered the job, and its member keeps its
+// lease.
 func (w *waiter) workers(ctx context.Context, scheduler, job string, n int) error {
 	return w.until(ctx, []string{scheduler}, func(ask context.Context, stubs map[string]rowraftv1.ClusterClient) (string,
 		bool) {
