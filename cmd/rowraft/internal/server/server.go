@@ -232,7 +232,7 @@ func (f *serverFlags) run(ctx context.Context, g *remote.Flags, stderr io.Writer
 		return err
 	}
 	if f.joinOrigin != "" {
-		logger.Info("the addresses of the other servers are not from the command line", "from", f.joinOrigin, "servers",
+		logger.Info("the addresses of the other servers are not from the command line", "from", f.joinOrigin, "addrs",
 			strings.Join(f.join, ","))
 	}
 	disk, err := openDisk(logger)
