@@ -307,8 +307,8 @@ func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error
 		case found && IsTraining(r.GetMembers()[i]) && i != named:
 			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists,
 				"rank %d of job %s is that of worker %[3]s, which trains; it cannot be %[4]s's too: if %[3]s has "+
-					"died, its rank is free when its lease of %[5]v ends, and at once for a worker with its name (--worker)", rank, q.GetJob(),
-				r.GetMembers()[i].GetWorker(), q.GetWorker(), time.Duration(r.GetLeaseNs()))
+					"died, its rank is free when its lease of %[5]v ends, and at once for a worker with its name (--worker)",
+				rank, q.GetJob(), r.GetMembers()[i].GetWorker(), q.GetWorker(), time.Duration(r.GetLeaseNs()))
 		case !found:
 			r.Members = slices.Insert(r.Members, i, &rowraftv1.RunMember{Rank: rank})
 		}
