@@ -106,7 +106,7 @@ func TestRestoreInPlace(t *testing.T) {
 		!strings.Contains(errout, "other, 1 row: REMOVED") || !strings.Contains(errout, "--yes") {
 		t.Errorf("without a terminal and --yes: exit code %d: %s%s", code, out, errout)
 	}
-	if _, errout, code := c.patiently("checkpoint", "restore", dest+"/a"); code != 1 ||
+	if _, errout, code := c.patiently("checkpoint", "restore", dest+"/a"); code != 5 ||
 		!strings.Contains(errout, "--replace") {
 		t.Errorf("over rows that are there: exit code %d: %s", code, errout)
 	}
