@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -162,10 +163,11 @@ func TestAPlaintextServerDoesNotJoinTheClusterOfVariables(t *testing.T) {
 		{"", []string{`"from":"ROWRAFT_JOIN"`}},
 	} {
 		t.Setenv("ROWRAFT_CERTS", tc.certs)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		var out, errout bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		var out bytes.Buffer
+		errout := &cancelOnText{text: "from\":\"ROWRAFT_JOIN", cancel: cancel}
 		run(ctx, []string{"server", "--insecure", "--data-dir", filepath.Join(t.TempDir(), "data"), "--listen", "127.0.0.1:0",
-			"--peer-listen", "127.0.0.1:0"}, &out, &errout)
+			"--peer-listen", "127.0.0.1:0"}, &out, errout)
 		cancel()
 		for _, want := range tc.says {
 			if !strings.Contains(errout.String(), want) {
@@ -173,4 +175,28 @@ func TestAPlaintextServerDoesNotJoinTheClusterOfVariables(t *testing.T) {
 			}
 		}
 	}
+}
+
+// cancelOnText ends a command that has written the text.
+type cancelOnText struct {
+	text   string
+	cancel context.CancelFunc
+
+	mu  sync.Mutex
+	all strings.Builder
+}
+
+func (w *cancelOnText) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.all.Write(b); strings.Contains(w.all.String(), w.text) {
+		w.cancel()
+	}
+	return len(b), nil
+}
+
+func (w *cancelOnText) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.all.String()
 }
