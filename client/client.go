@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cache"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/route"
@@ -39,6 +40,10 @@ type Options struct {
 
 	// ConnsPerNode is the number of connections to each server; zero means 2.
 	ConnsPerNode int
+
+	// CacheBytes is the memory for copies of the rows of each table from which pulls with Segment.Reuse take
+	// rows; zero: no copies. At least cache.MinBytes.
+	CacheBytes int64
 
 	// MaxInFlight is the maximum number of unacknowledged batches per shard; zero means 64. The limit is
 	// 512.
@@ -77,6 +82,7 @@ type Client struct {
 	spread   spread // of bounded reads
 	deferred deferred
 	tables   tableHandles
+	began    time.Time // the zero of the ages of copies
 }
 
 // Dial connects to a cluster and fetches its map. It waits for a map that has shards until ctx ends.
@@ -106,6 +112,10 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
+	if opts.CacheBytes != 0 && opts.CacheBytes < cache.MinBytes {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "CacheBytes is %d: want 0, or %d or more", opts.CacheBytes,
+			cache.MinBytes)
+	}
 	conf, err := opts.TLS.OpenToCall(opts.Logger)
 	if err != nil {
 		return nil, err
@@ -121,7 +131,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 // newClient returns a client that has not made a call.
 func newClient(opts Options, conf *certs.Source) *Client {
 	life, conns := newLifetime(), route.NewPool(conf, opts.Dial, opts.ConnsPerNode)
-	c := &Client{lifetime: life, opts: opts, conns: conns}
+	c := &Client{lifetime: life, opts: opts, conns: conns, began: time.Now()}
 	c.cluster = &cluster{
 		lifetime: life, log: opts.Logger, conns: conns, given: opts.Endpoints, attempt: opts.AttemptTimeout,
 		refresh: make(chan struct{}, 1), dropState: c.dropCluster,

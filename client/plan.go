@@ -21,8 +21,11 @@ type Segment struct {
 	// LR replaces the table's learning rate for this push; 0: the table's rate.
 	LR float32
 
+	// Reuse lets Pull take rows from copies of earlier pulls.
+	Reuse Reuse
+
 	// Present, if not nil, has len(Keys) places. Pull sets those of the keys that have been pushed or
-	// assigned.
+	// assigned. A segment with Present or Applied uses no copies.
 	Present []bool
 
 	// Applied, if not nil, receives a lower bound of the applied index that the rows of each shard reflect.

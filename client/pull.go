@@ -58,6 +58,14 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 			return Freshness{}, err
 		}
 	}
+	if c.opts.CacheBytes == 0 {
+		return c.pull(ctx, &how, segs)
+	}
+	return c.pullReusing(ctx, &how, segs)
+}
+
+// pull gets the rows of segs from servers.
+func (c *Client) pull(ctx context.Context, how *Read, segs []Segment) (Freshness, error) {
 	var b route.Backoff
 	for {
 		m := c.cluster.Load()
@@ -66,7 +74,7 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 		}
 		reqs := planPull(m, segs, c.opts.DType)
 		first := newWave(c, &pulls, len(reqs))
-		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, &how, &reqs[i], first[i]) })
+		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, how, &reqs[i], first[i]) })
 		if err == nil {
 			return tellApplied(segs, reqs), nil
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -21,6 +22,7 @@ type Table struct {
 	schema  rowraft.Schema
 	seed    uint64 // clustermap.TableSeed
 	slots   rowraft.SlotCount
+	copies  atomic.Pointer[copies] // nil: no pull has allowed any
 }
 
 // Schema returns the schema of the table, as it was created.

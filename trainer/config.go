@@ -49,6 +49,7 @@ type Config struct {
 	Steps    int64             `yaml:"steps"`    // batches of this trainer; 0: as epochs implies
 	Patience time.Duration     `yaml:"patience"` // how long one pull or push may take before the run fails
 	Reads    tables.ReadConfig `yaml:"reads"`
+	Cache    CacheConfig       `yaml:"cache"`
 
 	Data DataConfig `yaml:"data"`
 	// Validation is a file whose examples are held out, in the format of data.file, which then is trained as a whole.
@@ -251,6 +252,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.Reads.Validate(); err != nil {
+		return err
+	}
+	if err := c.Cache.validate(c.Mode); err != nil {
 		return err
 	}
 	if err := c.validateFollow(); err != nil {

@@ -27,6 +27,10 @@ func (j *Job) result() *report.Result {
 		BatchesSkipped: c.Skipped, BatchesLate: c.Late, JobSteps: c.JobStep,
 		FinishedAt: time.Now(),
 	}
+	if j.cfg.Cache.Bytes != "" {
+		copies := j.tables.Copies()
+		r.RowsReused, r.RowsPulled = int64(copies.Hits), int64(copies.Stale+copies.Misses)
+	}
 	if j.cfg.Audit {
 		r.AuditTable = j.audit.Name
 		for _, k := range j.auditKeys {

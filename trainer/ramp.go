@@ -96,6 +96,14 @@ func (r *ramp) limit(most int) int {
 	return int(min(mine, int64(most)))
 }
 
+// stale returns by how many batches the rows of a batch may be too old, at most most.
+func (r *ramp) stale(most int64) int64 {
+	if r.every <= 0 {
+		return most
+	}
+	return min(r.batches.Load()/r.every, most)
+}
+
 // inTurn reports whether a trainer may have to wait until the job has trained enough batches.
 func (r *ramp) inTurn() bool { return r.every > 0 && !r.together }
 

@@ -44,10 +44,11 @@ var qualityArms = []struct {
 	{"async × 4", "mode: async\n", 4, 1},
 	{"sync × 1", "mode: sync\n", 1, 1},
 	{"sync × 4", "mode: sync\n", 4, 4},
+	{"cache, 8 steps", "cache: {bytes: 64MiB, staleness: {steps: 8}}\n", 1, 1},
 }
 
 // qualityPairs are the arms that are compared: the first with the second.
-var qualityPairs = [][2]int{{2, 1}, {4, 3}, {1, 0}}
+var qualityPairs = [][2]int{{2, 1}, {4, 3}, {1, 0}, {5, 1}}
 
 const (
 	qualityMeanBar  = -0.001 // least mean difference in AUC

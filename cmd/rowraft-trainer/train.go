@@ -402,7 +402,8 @@ func (o *options) dial(ctx context.Context, cfg *trainer.Config) (*client.Client
 	})
 	defer noted.Wait()
 	defer close(connected)
-	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype})
+	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype,
+		CacheBytes: cfg.Cache.Size()})
 	if err != nil && ctx.Err() == nil && rowraft.CodeOf(err).Retryable() { // no server answered in time
 		err = cli.Hint(rowraft.Errorf(rowraft.CodeDeadline, "no cluster within %v: %w", cfg.Patience, err), check)
 	}
@@ -426,6 +427,9 @@ func printResult(w io.Writer, r *report.Result) {
 		}
 		row("speed", "%.0f examples/s", r.ExamplesPerSecond)
 		row("pushes", "%d sent, %d acknowledged, %d unknown", r.PushesSent, r.PushesAcknowledged, r.PushesUnknown)
+	}
+	if all := r.RowsReused + r.RowsPulled; all > 0 {
+		row("cache", "%.1f %% of %s rows from copies", 100*float64(r.RowsReused)/float64(all), cli.Count(uint64(all)))
 	}
 	if r.BatchesLate > 0 {
 		row("batches late", "%d, the others went on without them", r.BatchesLate)

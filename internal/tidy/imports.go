@@ -21,11 +21,11 @@ var tree = map[string]int{
 	"scheduler": 5,
 
 	"client":    4,
-	"cache":     4,
 	"raftstore": 4,
 	"shard":     4,
 
 	"shard/rowstore": 3,
+	"cache":          3,
 	"checkpoint":     3, // and checkpoint/depot
 	"internal/rpc":   3,
 	"internal/route": 3,

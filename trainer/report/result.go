@@ -38,6 +38,11 @@ type Result struct {
 	BatchesLate        int64 `json:"batches_late"` // mode sync: the job continued without them
 	JobSteps           int64 `json:"job_steps"`    // mode sync: closed steps
 
+	// With a cache: how many rows of embeddings the batches took from copies, and how many were pulled: there was no
+	// copy, or it was too old.
+	RowsReused int64 `json:"rows_reused,omitempty"`
+	RowsPulled int64 `json:"rows_pulled,omitempty"`
+
 	// Examples of the job's data that a trainer read again after another trainer; null if the scheduler did not
 	// divide the data, or the run did not end.
 	ReadAgainAtLeast *int64 `json:"read_again_at_least"`

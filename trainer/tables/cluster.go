@@ -66,7 +66,7 @@ func (c *Cluster) segments(segs []Segment) ([]client.Segment, error) {
 		if t == nil {
 			return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "table %d was not opened with EnsureTable", s.Table)
 		}
-		out[i] = client.Segment{Table: t, Keys: s.Keys, Values: s.Values, LR: s.LR}
+		out[i] = client.Segment{Table: t, Keys: s.Keys, Values: s.Values, LR: s.LR, Reuse: s.Reuse}
 	}
 	return out, nil
 }
@@ -79,6 +79,9 @@ func (c *Cluster) Pull(ctx context.Context, segs []Segment) error {
 	}
 	return c.pull(ctx, s)
 }
+
+// Copies implements [Tables].
+func (c *Cluster) Copies() client.Copies { return c.client.Copies() }
 
 // Push implements [Tables].
 func (c *Cluster) Push(ctx context.Context, segs []Segment) error {

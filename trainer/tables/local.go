@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/wire"
@@ -129,6 +130,9 @@ func (l *Local) Pull(_ context.Context, segs []Segment) error {
 	}
 	return nil
 }
+
+// Copies implements [Tables]: the rows are here, and there are no copies.
+func (l *Local) Copies() client.Copies { return client.Copies{} }
 
 // Push implements [Tables].
 func (l *Local) Push(_ context.Context, segs []Segment) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
 )
 
 // Segment is the part of a call for one table.
@@ -13,6 +14,7 @@ type Segment struct {
 	Keys   []rowraft.Key // strictly ascending
 	Values []float32     // len(Keys) × Dim, row-major: weights or gradients
 	LR     float32       // Push: learning rate, 0 for the table's own
+	Reuse  client.Reuse  // Pull: copies of earlier pulls that are new enough, where there are any
 }
 
 // Suffixes of the names of a job's tables, which begin with the name of the job.
@@ -41,6 +43,8 @@ type Tables interface {
 	Pull(ctx context.Context, segs []Segment) error
 	// Push applies gradients exactly once and returns when they are durable.
 	Push(ctx context.Context, segs []Segment) error
+	// Copies counts the rows of Pull with Reuse.
+	Copies() client.Copies
 	// KeyPerShard returns, strictly ascending, one key of a sparse table for each shard: the audit rows.
 	KeyPerShard(ctx context.Context, table rowraft.TableID) ([]rowraft.Key, error)
 }

@@ -1,0 +1,157 @@
+package cache
+
+import (
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+)
+
+const (
+	ways    = 8   // lines of a set
+	stripes = 256 // locks
+)
+
+// line is the head of a copy.
+type line struct {
+	key  rowraft.Key
+	asOf uint64 // 0: the line is free
+	read bool   // since the copy came
+}
+
+// Cache is a bounded set of copies of the rows of one table. Safe for concurrent use.
+type Cache struct {
+	dim    int
+	sets   uint64 // at least 1
+	lines  []line
+	values []float32 // dim of each line
+
+	locks [stripes]lock
+
+	hits, stale, misses atomic.Uint64
+}
+
+// lock is a mutex on a cache line of its own.
+type lock struct {
+	sync.Mutex
+	_ [64 - unsafe.Sizeof(sync.Mutex{})]byte
+}
+
+// Stats counts the keys that Get was asked for since the cache was made.
+type Stats struct {
+	Hits   uint64
+	Stale  uint64 // there was a copy, but it was too old
+	Misses uint64 // there was no copy
+}
+
+// New returns an empty cache for rows of dim weights.
+//
+// Errors: CodeInvalidArgument for fewer bytes than MinBytes.
+func New(bytes int64, dim int) (*Cache, error) {
+	if bytes < MinBytes {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a cache of %d bytes: want %d or more", bytes, MinBytes)
+	}
+	set := ways * (int64(unsafe.Sizeof(line{})) + int64(dim)*int64(unsafe.Sizeof(float32(0))))
+	n := max((bytes-int64(unsafe.Sizeof(Cache{})))/set, 1)
+	return &Cache{dim: dim, sets: uint64(n), lines: make([]line, n*ways), values: make([]float32, n*ways*int64(dim))}, nil
+}
+
+// MinBytes is the size of the smallest cache: it has some rows of the largest dim.
+const MinBytes = 1 << 20
+
+// Get fills dst, dim weights for each of keys, with the copies that are as of atLeast or newer. It returns the
+// indices of the other keys, whose part of dst it leaves as it is.
+func (c *Cache) Get(keys []rowraft.Key, atLeast uint64, dst []float32) (missed []int32) {
+	stale := 0
+	for i, key := range keys {
+		first, lock := c.set(key)
+		lock.Lock()
+		at := c.find(first, key)
+		fresh := at >= 0 && c.lines[at].asOf >= atLeast
+		if fresh {
+			c.lines[at].read = true
+			copy(dst[i*c.dim:(i+1)*c.dim], c.row(at))
+		}
+		lock.Unlock()
+		if fresh {
+			continue
+		}
+		missed = append(missed, int32(i))
+		if at >= 0 {
+			stale++
+		}
+	}
+	c.hits.Add(uint64(len(keys) - len(missed)))
+	c.stale.Add(uint64(stale))
+	c.misses.Add(uint64(len(missed) - stale))
+	return missed
+}
+
+// Put keeps copies of the rows of keys, dim weights each, as of asOf, 1 or more. A newer copy stays.
+func (c *Cache) Put(keys []rowraft.Key, asOf uint64, rows []float32) {
+	for i, key := range keys {
+		first, lock := c.set(key)
+		lock.Lock()
+		at := c.find(first, key)
+		if at < 0 {
+			at = c.victim(first)
+		}
+		if l := &c.lines[at]; l.key != key || l.asOf <= asOf {
+			*l = line{key: key, asOf: asOf}
+			copy(c.row(at), rows[i*c.dim:])
+		}
+		lock.Unlock()
+	}
+}
+
+// set returns the first line of the set of key, and its lock.
+func (c *Cache) set(key rowraft.Key) (first int, of *lock) {
+	n, _ := bits.Mul64(clustermap.Mix64(uint64(key)), c.sets)
+	return int(n) * ways, &c.locks[n%stripes]
+}
+
+// find returns the line of key in the set that begins at first, or -1.
+// REQUIRES: the lock of the set is held; so for victim and row.
+func (c *Cache) find(first int, key rowraft.Key) int {
+	for i, l := range c.lines[first : first+ways] {
+		if l.key == key && l.asOf != 0 {
+			return first + i
+		}
+	}
+	return -1
+}
+
+// victim returns the line that a new copy takes: a free one, else the oldest that was not read, else the oldest. In
+// that case it forgets which were read, so that a copy stays only while it is read again and again.
+func (c *Cache) victim(first int) int {
+	oldest, unread := first, -1
+	for at := first; at < first+ways; at++ {
+		l := &c.lines[at]
+		if l.asOf == 0 {
+			return at
+		}
+		if l.asOf < c.lines[oldest].asOf {
+			oldest = at
+		}
+		if !l.read && (unread < 0 || l.asOf < c.lines[unread].asOf) {
+			unread = at
+		}
+	}
+	if unread >= 0 {
+		return unread
+	}
+	for at := first; at < first+ways; at++ {
+		c.lines[at].read = false
+	}
+	return oldest
+}
+
+func (c *Cache) row(at int) []float32 { return c.values[at*c.dim : (at+1)*c.dim] }
+
+// Stats returns the counts of Get.
+func (c *Cache) Stats() Stats {
+	return Stats{Hits: c.hits.Load(), Stale: c.stale.Load(), Misses: c.misses.Load()}
+}

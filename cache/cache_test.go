@@ -1,0 +1,214 @@
+package cache
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+)
+
+func newCache(t testing.TB, bytes int64, dim int) *Cache {
+	t.Helper()
+	c, err := New(bytes, dim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestGetReturnsNoOlderCopy(t *testing.T) {
+	c := newCache(t, MinBytes, 2)
+	get := func(key rowraft.Key, atLeast uint64) float32 {
+		dst := []float32{-1, -1}
+		missed := c.Get([]rowraft.Key{key}, atLeast, dst)
+		if (len(missed) == 0) != (dst[0] != -1) || dst[0] != dst[1] {
+			t.Fatalf("key %d: %v", key, dst)
+		}
+		return dst[0]
+	}
+	for _, step := range []struct {
+		put, get uint64 // 0: no put
+		want     float32
+	}{
+		{0, 1, -1}, // a miss
+		{5, 5, 5}, {0, 1, 5},
+		{0, 6, -1}, // too old
+		{9, 6, 9},
+		{7, 9, 9}, // a slow pull does not replace a newer copy
+		{9, 9, 9},
+	} {
+		if step.put > 0 {
+			v := float32(step.put)
+			c.Put([]rowraft.Key{3}, step.put, []float32{v, v})
+		}
+		if got := get(3, step.get); got != step.want {
+			t.Errorf("put %d, asked for %d: %v, want %v", step.put, step.get, got, step.want)
+		}
+	}
+	if got := get(4, 0); got != -1 {
+		t.Errorf("key 4 was never put: %v", got)
+	}
+	if got, want := c.Stats(), (Stats{Hits: 5, Stale: 1, Misses: 2}); got != want {
+		t.Errorf("counted %+v, want %+v", got, want)
+	}
+}
+
+// A full cache keeps what is read again, also if much more passes through it.
+func TestHotRowsStay(t *testing.T) {
+	c := newCache(t, MinBytes, 16)
+	rows := len(c.lines)
+	one, row, asOf := []rowraft.Key{0}, make([]float32, 16), uint64(0)
+	r := rand.New(rand.NewPCG(1, 2))
+	var hits, asked int
+	for i := range 50 * rows {
+		asOf++
+		key := rowraft.Key(1<<32 + i) // once
+		if hot := i%4 == 0; hot {
+			key = rowraft.Key(r.IntN(rows / 4))
+			if i > 10*rows {
+				asked++
+			}
+		}
+		if one[0] = key; len(c.Get(one, 0, row)) == 0 {
+			if i > 10*rows {
+				hits++
+			}
+			continue
+		}
+		c.Put(one, asOf, row)
+	}
+	t.Logf("%d rows: %.3f of the hot keys' reads", rows, float64(hits)/float64(asked))
+	if hits < asked*9/10 {
+		t.Errorf("%d of %d reads of hot keys, a quarter of the cache, were answered: want 0.9", hits, asked)
+	}
+}
+
+// Ids with a stride would share few sets if the hash were weak.
+func TestStridesDoNotLowerTheHitRatio(t *testing.T) {
+	ratio := func(stride int) float64 {
+		c := newCache(t, MinBytes, 16)
+		z := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, 1<<16)
+		row := make([]float32, 16)
+		for i := range 300_000 {
+			k := []rowraft.Key{rowraft.Key(int(z.Uint64()) * stride)}
+			if len(c.Get(k, 0, row)) > 0 {
+				c.Put(k, uint64(i+1), row)
+			}
+		}
+		s := c.Stats()
+		return float64(s.Hits) / float64(s.Hits+s.Misses)
+	}
+	dense, strided := ratio(1), ratio(1<<14)
+	t.Logf("hit ratio %.3f, with a stride %.3f", dense, strided)
+	if dense < 0.7 || strided < dense-0.03 {
+		t.Errorf("hit ratio %.3f, with a stride of 16384 %.3f: want about the same, above 0.7", dense, strided)
+	}
+}
+
+func TestBytesAreBounded(t *testing.T) {
+	const limit = 16 << 20
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	for _, dim := range []int{1, 16, 128, rowraft.MaxDim} {
+		before := heap()
+		c := newCache(t, limit, dim)
+		one, row := []rowraft.Key{0}, make([]float32, dim)
+		allocs := testing.AllocsPerRun(1, func() {
+			for i := range 3 * len(c.lines) {
+				one[0] = rowraft.Key(i)
+				c.Put(one, 1, row)
+			}
+		})
+		took := heap() - before
+		t.Logf("dim %d: %d bytes of %d", dim, took, limit)
+		if took > limit+1<<16 || took < limit*9/10 || allocs > 0 {
+			t.Errorf("dim %d: the copies take %d bytes and %v allocations: want at most %d, and none", dim, took, allocs, limit)
+		}
+		runtime.KeepAlive(c)
+	}
+}
+
+// A row is whole, and as new as asked for, while others put it.
+func TestConcurrentUse(t *testing.T) {
+	c := newCache(t, MinBytes, 8)
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			row, want := make([]float32, 8), make([]float32, 8)
+			for i := range 20_000 {
+				key, now := []rowraft.Key{rowraft.Key(i % 97)}, uint64(i+1)
+				if g%2 == 0 {
+					for j := range row {
+						row[j] = float32(now)
+					}
+					c.Put(key, now, row)
+					continue
+				}
+				if len(c.Get(key, now/2, row)) > 0 {
+					continue
+				}
+				for j := range want {
+					want[j] = row[0]
+				}
+				if !slices.Equal(row, want) || row[0] < float32(now/2) {
+					t.Errorf("asked for %d: %v", now/2, row)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestTooSmall(t *testing.T) {
+	if _, err := New(MinBytes-1, 16); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("a cache of %d bytes: %v", MinBytes-1, err)
+	}
+}
+
+// The keys of a batch: 8,192 of 400,000, ascending.
+func batches(n int) (out [][]rowraft.Key) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range n {
+		keys := make([]rowraft.Key, 8192)
+		for i := range keys {
+			keys[i] = rowraft.Key(r.IntN(400_000))
+		}
+		slices.Sort(keys)
+		out = append(out, keys)
+	}
+	return out
+}
+
+func BenchmarkGet(b *testing.B) {
+	c, rows := newCache(b, 64<<20, 16), make([]float32, 8192*16)
+	all := batches(64)
+	for _, keys := range all {
+		c.Put(keys, 1, rows)
+	}
+	n := 0
+	for b.Loop() {
+		c.Get(all[n%64], 0, rows)
+		n++
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n*8192), "ns/row")
+}
+
+func BenchmarkPut(b *testing.B) {
+	c, rows := newCache(b, 64<<20, 16), make([]float32, 8192*16)
+	all := batches(64)
+	n := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		n++
+		c.Put(all[n%64], uint64(n), rows)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n*8192), "ns/row")
+}

@@ -1,0 +1,133 @@
+package client
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cache"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// versionServer answers every pull with rows of the number of its pulls, and counts the keys it was asked for.
+type versionServer struct {
+	fakeServer
+	pulls, keys atomic.Int64
+}
+
+func (s *versionServer) answer(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	reply, err := zeros(req)
+	if err != nil {
+		return nil, err
+	}
+	seg, body, _, err := wire.ParseSegment(reply.Payload)
+	if err != nil {
+		return nil, err
+	}
+	s.keys.Add(int64(seg.N))
+	now := math.Float32bits(float32(s.pulls.Add(1)))
+	for at := 0; at < len(body.Values); at += 4 {
+		binary.LittleEndian.PutUint32(body.Values[at:], now)
+	}
+	return reply, nil
+}
+
+func newVersionServer(t *testing.T) (*versionServer, *Client, *Table) {
+	s := &versionServer{}
+	s.pull = s.answer
+	s.serve(t, 1)
+	c, table := s.dial(t, func(o *Options) { o.CacheBytes = cache.MinBytes })
+	return s, c, table
+}
+
+func TestPullsReuseCopies(t *testing.T) {
+	s, c, table := newVersionServer(t)
+	pull := func(r Reuse, keys ...rowraft.Key) []float32 {
+		t.Helper()
+		values := make([]float32, 2*len(keys))
+		if err := c.Pull(patience(t), Segment{Table: table, Keys: keys, Values: values, Reuse: r}); err != nil {
+			t.Fatal(err)
+		}
+		first := make([]float32, len(keys))
+		for i := range first {
+			if values[2*i] != values[2*i+1] {
+				t.Fatalf("row %d is of two pulls: %v", keys[i], values[2*i:2*i+2])
+			}
+			first[i] = values[2*i]
+		}
+		return first
+	}
+	steps := func(now, most uint64) Reuse { return Reuse{Now: now, Since: now - most} }
+	for _, step := range []struct {
+		name string
+		ask  Reuse
+		keys []rowraft.Key
+		want []float32
+		sent int64 // keys that the server is asked for
+	}{
+		{"no copies yet", steps(10, 2), []rowraft.Key{1, 2}, []float32{1, 1}, 2},
+		{"copies of 2 steps before", steps(12, 2), []rowraft.Key{1, 3, 2}, []float32{1, 2, 1}, 1},
+		{"one step more is too old", steps(13, 2), []rowraft.Key{1, 3}, []float32{3, 2}, 1},
+		{"all are there", steps(13, 2), []rowraft.Key{3, 1, 1}, []float32{2, 3, 3}, 0},
+		{"staleness 0", steps(14, 0), []rowraft.Key{1, 3}, []float32{4, 4}, 2},
+		{"without Reuse", Reuse{}, []rowraft.Key{1}, []float32{5}, 1},
+		{"which makes no copies", steps(14, 1), []rowraft.Key{1}, []float32{4}, 0},
+	} {
+		before := s.keys.Load()
+		if got := pull(step.ask, step.keys...); !slices.Equal(got, step.want) {
+			t.Errorf("%s: rows of pulls %v, want %v", step.name, got, step.want)
+		}
+		if sent := s.keys.Load() - before; sent != step.sent {
+			t.Errorf("%s: the server was asked for %d rows, want %d", step.name, sent, step.sent)
+		}
+	}
+	if got, want := c.Copies(), (Copies{Hits: 7, Stale: 3, Misses: 3}); got != want {
+		t.Errorf("counted %+v, want %+v", got, want)
+	}
+	c.sessions.epoch.Add(1) // a restore
+	if got := pull(steps(14, 9), 1); got[0] != 6 {
+		t.Errorf("after a restore a copy from before it was used: of pull %v", got[0])
+	}
+}
+
+func TestCopiesByAge(t *testing.T) {
+	s, c, table := newVersionServer(t)
+	pull := func(age time.Duration) {
+		t.Helper()
+		err := c.Pull(patience(t), Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2),
+			Reuse: Reuse{MaxAge: age}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	pull(time.Hour)
+	pull(time.Hour)
+	if n := s.pulls.Load(); n != 1 {
+		t.Errorf("%d pulls: a copy of less than an hour must answer the second", n)
+	}
+	pull(time.Nanosecond)
+	if n := s.pulls.Load(); n != 2 {
+		t.Errorf("%d pulls: a copy is older than a nanosecond", n)
+	}
+}
+
+// Presence and the applied index are not in copies.
+func TestASegmentThatAsksForMoreUsesNoCopies(t *testing.T) {
+	s, c, table := newVersionServer(t)
+	for range 2 {
+		err := c.Pull(patience(t), Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2),
+			Reuse: Reuse{MaxAge: time.Hour}, Applied: map[rowraft.ShardID]rowraft.Index{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.pulls.Load(); n != 2 {
+		t.Errorf("%d pulls, want 2", n)
+	}
+}
