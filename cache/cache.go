@@ -49,18 +49,31 @@ type Stats struct {
 
 // New returns an empty cache for rows of dim weights.
 //
-// Errors: CodeInvalidArgument for fewer bytes than MinBytes.
+// Errors: CodeInvalidArgument for fewer bytes than MinBytes, or more than MaxBytes.
 func New(bytes int64, dim int) (*Cache, error) {
-	if bytes < MinBytes {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a cache of %d bytes: want %d or more", bytes, MinBytes)
+	if err := CheckBytes(bytes); err != nil {
+		return nil, err
 	}
 	set := ways * (int64(unsafe.Sizeof(line{})) + int64(dim)*int64(unsafe.Sizeof(float32(0))))
 	n := max((bytes-int64(unsafe.Sizeof(Cache{})))/set, 1)
 	return &Cache{dim: dim, sets: uint64(n), lines: make([]line, n*ways), values: make([]float32, n*ways*int64(dim))}, nil
 }
 
-// MinBytes is the size of the smallest cache: it has some rows of the largest dim.
-const MinBytes = 1 << 20
+// CheckBytes returns an error for a size that New refuses.
+func CheckBytes(bytes int64) error {
+	if bytes < MinBytes || bytes > MaxBytes {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a cache of %d bytes: want %d to %d", bytes, int64(MinBytes),
+			int64(MaxBytes))
+	}
+	return nil
+}
+
+// MinBytes is the size of the smallest cache, which has some rows of the largest dim. MaxBytes is more than a machine
+// has.
+const (
+	MinBytes = 1 << 20
+	MaxBytes = 1 << 44
+)
 
 // Get fills dst, dim weights for each of keys, with the copies that are as of atLeast or newer. It returns the
 // indices of the other keys, whose part of dst it leaves as it is.
@@ -103,6 +116,16 @@ func (c *Cache) Put(keys []rowraft.Key, asOf uint64, rows []float32) {
 			*l = line{key: key, asOf: asOf}
 			copy(c.row(at), rows[i*c.dim:])
 		}
+		lock.Unlock()
+	}
+}
+
+// Clear drops all copies.
+func (c *Cache) Clear() {
+	for first := 0; first < len(c.lines); first += ways {
+		lock := &c.locks[first/ways%stripes]
+		lock.Lock()
+		clear(c.lines[first : first+ways])
 		lock.Unlock()
 	}
 }

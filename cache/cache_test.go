@@ -138,6 +138,9 @@ func TestBytesAreBounded(t *testing.T) {
 // A row is whole, and as new as asked for, while others put it.
 func TestConcurrentUse(t *testing.T) {
 	c := newCache(t, MinBytes, 8)
+	for key := range 97 {
+		c.Put([]rowraft.Key{rowraft.Key(key)}, 1, []float32{1, 1, 1, 1, 1, 1, 1, 1})
+	}
 	var all sync.WaitGroup
 	for g := range 4 {
 		all.Go(func() {
@@ -165,6 +168,22 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	all.Wait()
+	if c.Stats().Hits == 0 {
+		t.Error("nothing was read")
+	}
+}
+
+func TestClear(t *testing.T) {
+	c := newCache(t, MinBytes, 1)
+	for key := range 5000 {
+		c.Put([]rowraft.Key{rowraft.Key(key)}, 1, []float32{1})
+	}
+	c.Clear()
+	for key := range 5000 {
+		if len(c.Get([]rowraft.Key{rowraft.Key(key)}, 0, []float32{0})) == 0 {
+			t.Fatalf("key %d is still there", key)
+		}
+	}
 }
 
 func TestTooSmall(t *testing.T) {

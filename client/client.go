@@ -112,9 +112,8 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	if opts.CacheBytes != 0 && opts.CacheBytes < cache.MinBytes {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "CacheBytes is %d: want 0, or %d or more", opts.CacheBytes,
-			cache.MinBytes)
+	if err := cache.CheckBytes(opts.CacheBytes); opts.CacheBytes != 0 && err != nil {
+		return nil, err
 	}
 	conf, err := opts.TLS.OpenToCall(opts.Logger)
 	if err != nil {

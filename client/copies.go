@@ -1,106 +1,92 @@
 package client
 
 import (
+	"cmp"
 	"context"
-	"time"
+	"fmt"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
 )
 
-// Reuse lets a pull take rows from copies that the client keeps of earlier pulls (Options.CacheBytes). The zero Reuse
-// uses and makes none. All pulls of a table state their limits in one way: MaxAge, or Now and Since.
+// Reuse lets a pull take rows from copies that the client keeps of earlier pulls (Options.CacheBytes). All pulls of a
+// table state the limit in one way; the numbers of a client are those of one caller, such as one training loop.
 //
-// A copy may lack pushes that were acknowledged since, also those of this client, and Read does not apply to it.
-type Reuse struct {
-	MaxAge time.Duration // how long before this call the copy was asked for
-
-	// Now and Since are in a unit of the caller's that never falls, such as steps. The rows that this pull gets
-	// from servers become copies as of Now; copies as of Since, or later, are new enough.
-	Now, Since uint64
-}
-
-// limits returns Now and Since of r; 0 and 0 if it allows no copies.
-func (r *Reuse) limits(began time.Time) (now, since uint64) {
-	if r.MaxAge <= 0 {
-		return r.Now, r.Since
-	}
-	at := time.Since(began) + time.Nanosecond
-	return uint64(at), uint64(max(at-r.MaxAge, 0))
-}
+// A copy may lack pushes that were acknowledged since, also those of this client, and Read does not apply to it. A
+// restore is noticed when the next row of the table is pulled: then all its copies are dropped.
+type Reuse = cache.Reuse
 
 // Copies counts the rows of pulls with Reuse.
 type Copies = cache.Stats
 
-// Copies returns what the client's copies of all tables have answered, for each table since its last restore.
+// Copies returns what the client's copies of all tables have answered.
 func (c *Client) Copies() (sum Copies) {
 	c.tables.mu.RLock()
 	defer c.tables.mu.RUnlock()
 	for _, t := range c.tables.byID {
-		if k := t.copies.Load(); k != nil {
-			s := k.Stats()
-			sum.Hits, sum.Stale, sum.Misses = sum.Hits+s.Hits, sum.Stale+s.Stale, sum.Misses+s.Misses
-		}
+		t.copies.AddTo(&sum)
 	}
 	return sum
 }
 
-// copies are those of the rows of one table, all from one table epoch: a restore replaces the rows.
-type copies struct {
-	epoch rowraft.TableEpoch
-	*cache.Cache
-}
-
-// copiesOf returns the copies of t, which are empty after a restore.
-func (c *Client) copiesOf(t *Table) *copies {
-	epoch := rowraft.TableEpoch(c.sessions.epoch.Load())
-	for {
-		k := t.copies.Load()
-		if k != nil && k.epoch >= epoch {
-			return k
-		}
-		rows, _ := cache.New(c.opts.CacheBytes, t.schema.Dim) // Dial has checked the size
-		if next := (&copies{epoch, rows}); t.copies.CompareAndSwap(k, next) {
-			return next
-		}
-	}
+// reused is a segment of which a part came from copies.
+type reused struct {
+	*Segment
+	rest   Segment // the rows that did not
+	missed []int32 // their indices
+	asOf   uint64  // of the copies to make of them
+	epoch  rowraft.TableEpoch
 }
 
 // pullReusing is pull with copies, where segments allow them.
 func (c *Client) pullReusing(ctx context.Context, how *Read, segs []Segment) (Freshness, error) {
-	ask := make([]Segment, 0, len(segs))
-	kept := make([]func(), 0, len(segs))
+	if err := cmp.Or(ofCluster(c.cluster.Load(), segs), c.ended(ctx.Err())); err != nil {
+		return Freshness{}, err
+	}
+	ask, parts := make([]Segment, 0, len(segs)), make([]reused, 0, len(segs))
 	for i := range segs {
 		s := &segs[i]
-		now, since := s.Reuse.limits(c.began)
+		now, since := s.Reuse.Limits(c.began)
 		if now == 0 || s.Present != nil || s.Applied != nil {
 			ask = append(ask, *s)
 			continue
 		}
-		rows := c.copiesOf(s.Table)
-		if missed := rows.Get(s.Keys, since, s.Values); len(missed) > 0 {
-			rest := s.only(missed)
-			ask = append(ask, rest)
-			kept = append(kept, func() {
-				for j, i := range missed {
-					copy(s.row(i), rest.row(int32(j)))
-				}
-				rows.Put(rest.Keys, now, rest.Values)
-			})
+		missed, epoch, err := s.Table.copies.Get(s.Keys, since, s.Values, s.Table.Dim(), c.opts.CacheBytes, s.Reuse.ByAge())
+		if err != nil {
+			return Freshness{}, fmt.Errorf("table %s: %w", s.Table.schema.Name, err)
+		}
+		p := reused{Segment: s, rest: s.only(missed), missed: missed, asOf: now, epoch: epoch}
+		parts, ask = append(parts, p), append(ask, p.rest)
+	}
+	got, err := c.pull(ctx, how, ask)
+	if err != nil {
+		return got.met, err
+	}
+	for i := range parts {
+		if p := &parts[i]; got.epoch > p.epoch {
+			p.Table.copies.Begin(got.epoch)
+			if p.epoch > 0 && len(p.missed) < len(p.Keys) { // the copies are of rows that a restore has replaced
+				got, err = c.pull(ctx, how, segs)
+				return got.met, err
+			}
 		}
 	}
-	met, err := c.pull(ctx, how, ask)
-	for i := 0; err == nil && i < len(kept); i++ {
-		kept[i]()
+	for _, p := range parts {
+		for j, i := range p.missed {
+			copy(p.row(i), p.rest.row(int32(j)))
+		}
+		if !got.mixed {
+			p.Table.copies.Put(p.rest.Keys, p.asOf, p.rest.Values, got.epoch)
+		}
 	}
-	return met, err
+	return got.met, nil
 }
 
 // only returns a segment for those rows of s.
 func (s *Segment) only(rows []int32) Segment {
-	out := Segment{Table: s.Table, Keys: make([]rowraft.Key, len(rows)), Values: make([]float32, len(rows)*s.Table.Dim())}
-	for j, i := range rows {
-		out.Keys[j] = s.Keys[i]
+	keys := make([]rowraft.Key, 0, len(rows))
+	for _, i := range rows {
+		keys = append(keys, s.Keys[i])
 	}
-	return out
+	return Segment{Table: s.Table, Keys: keys, Values: make([]float32, len(rows)*s.Table.Dim())}
 }

@@ -19,6 +19,7 @@ import (
 type versionServer struct {
 	fakeServer
 	pulls, keys atomic.Int64
+	epoch       atomic.Uint64
 }
 
 func (s *versionServer) answer(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
@@ -31,6 +32,7 @@ func (s *versionServer) answer(_ context.Context, req *rowraftv1.PullRequest) (*
 		return nil, err
 	}
 	s.keys.Add(int64(seg.N))
+	reply.TableEpoch = s.epoch.Load()
 	now := math.Float32bits(float32(s.pulls.Add(1)))
 	for at := 0; at < len(body.Values); at += 4 {
 		binary.LittleEndian.PutUint32(body.Values[at:], now)
@@ -40,6 +42,7 @@ func (s *versionServer) answer(_ context.Context, req *rowraftv1.PullRequest) (*
 
 func newVersionServer(t *testing.T) (*versionServer, *Client, *Table) {
 	s := &versionServer{}
+	s.epoch.Store(1)
 	s.pull = s.answer
 	s.serve(t, 1)
 	c, table := s.dial(t, func(o *Options) { o.CacheBytes = cache.MinBytes })
@@ -90,9 +93,51 @@ func TestPullsReuseCopies(t *testing.T) {
 	if got, want := c.Copies(), (Copies{Hits: 7, Stale: 3, Misses: 3}); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
-	c.sessions.epoch.Add(1) // a restore
-	if got := pull(steps(14, 9), 1); got[0] != 6 {
-		t.Errorf("after a restore a copy from before it was used: of pull %v", got[0])
+	// A restore: the reply for row 4 is of the next epoch, so row 1 is pulled again, and its copy is dropped.
+	s.epoch.Store(2)
+	if got, want := pull(steps(14, 9), 1, 4), []float32{7, 7}; !slices.Equal(got, want) {
+		t.Errorf("after a restore: rows of pulls %v, want %v", got, want)
+	}
+	if got, want := pull(steps(14, 9), 1), []float32{8}; !slices.Equal(got, want) {
+		t.Errorf("after a restore a copy from before it was used: of pull %v", got)
+	}
+	if got, want := pull(steps(14, 9), 1), []float32{8}; !slices.Equal(got, want) {
+		t.Errorf("there are no copies after a restore: of pull %v, want %v", got, want)
+	}
+}
+
+func TestReuseThatCannotBe(t *testing.T) {
+	s, c, table := newVersionServer(t)
+	pull := func(how Read, r Reuse) error {
+		_, err := c.PullWith(patience(t), how, Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2),
+			Reuse: r})
+		return err
+	}
+	err := pull(Read{Mode: Linearizable}, Reuse{MaxAge: time.Second})
+	if rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("a linearizable read with copies: %v", err)
+	}
+	if err := pull(Read{}, Reuse{MaxAge: time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	if err := pull(Read{}, Reuse{Now: 9, Since: 1}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("a bound in steps after one in time: %v", err)
+	}
+	before := s.pulls.Load()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	seg := Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2), Reuse: Reuse{MaxAge: time.Hour}}
+	if err := c.Pull(ended, seg); err == nil {
+		t.Error("a pull from copies with an ended context succeeds")
+	}
+	if err := c.Pull(patience(t), seg); err != nil || s.pulls.Load() != before {
+		t.Errorf("%v, %d pulls: want an answer from the copy", err, s.pulls.Load()-before)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Pull(t.Context(), seg); rowraft.CodeOf(err) != rowraft.CodeClosing {
+		t.Errorf("a pull from copies of a closed client: %v", err)
 	}
 }
 

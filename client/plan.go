@@ -21,8 +21,7 @@ type Segment struct {
 	// LR replaces the table's learning rate for this push; 0: the table's rate.
 	LR float32
 
-	// Reuse lets Pull take rows from copies of earlier pulls.
-	Reuse Reuse
+	Reuse Reuse // lets Pull take rows from copies of earlier pulls
 
 	// Present, if not nil, has len(Keys) places. Pull sets those of the keys that have been pushed or
 	// assigned. A segment with Present or Applied uses no copies.
@@ -73,6 +72,7 @@ type request struct {
 
 	applied rowraft.Index // of the reply to a pull
 	met     Freshness     // likewise
+	epoch   rowraft.TableEpoch
 }
 
 // byShard groups the rows of a segment by shard, in the caller's order:

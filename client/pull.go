@@ -25,9 +25,9 @@ func planPull(m *clustermap.Map, segs []Segment, dtype rowraft.DType) []request 
 		pullLimit)
 }
 
-// Pull fills the Values (and Present) of all segments, as Table.Pull does for one. Each row is complete,
-// and none is older than this client's last acknowledged push. The rows are not from one moment, also not
-// those of one shard: a pull concurrent with a push may see some of its rows changed and others not yet.
+// Pull fills the Values (and Present) of all segments, as Table.Pull does for one. Each row is complete, and none is
+// older than this client's last acknowledged push, but for copies (Segment.Reuse). The rows are not from one moment,
+// also not those of one shard: a pull concurrent with a push may see some of its rows changed and others not yet.
 func (c *Client) Pull(ctx context.Context, segs ...Segment) error {
 	_, err := c.PullWith(ctx, Read{}, segs...)
 	return err
@@ -41,7 +41,7 @@ func (c *Client) PullLinearizable(ctx context.Context, segs ...Segment) error {
 	return err
 }
 
-// PullWith is Pull in any mode. It returns how fresh the rows of a bounded read were.
+// PullWith is Pull in any mode. It returns how fresh the rows of a bounded read were, copies apart.
 //
 // Errors: CodeTooStale (a TooStaleError with the freshness that was found) when every replica
 // of a shard was asked and none of those that answered meets the bound; otherwise as Pull,
@@ -57,20 +57,32 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 		if err := segs[i].check(0); err != nil {
 			return Freshness{}, err
 		}
+		if how.Mode == Linearizable && segs[i].Reuse != (Reuse{}) {
+			return Freshness{}, rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"a linearizable read of table %s with Reuse: a copy may be older", segs[i].Table.schema.Name)
+		}
 	}
 	if c.opts.CacheBytes == 0 {
-		return c.pull(ctx, &how, segs)
+		got, err := c.pull(ctx, &how, segs)
+		return got.met, err
 	}
 	return c.pullReusing(ctx, &how, segs)
 }
 
+// pulled is what the replies to a pull report.
+type pulled struct {
+	met   Freshness
+	epoch rowraft.TableEpoch // the newest; 0 without replies
+	mixed bool               // replies have different epochs: a restore is under way
+}
+
 // pull gets the rows of segs from servers.
-func (c *Client) pull(ctx context.Context, how *Read, segs []Segment) (Freshness, error) {
+func (c *Client) pull(ctx context.Context, how *Read, segs []Segment) (pulled, error) {
 	var b route.Backoff
 	for {
 		m := c.cluster.Load()
 		if err := ofCluster(m, segs); err != nil {
-			return Freshness{}, err
+			return pulled{}, err
 		}
 		reqs := planPull(m, segs, c.opts.DType)
 		first := newWave(c, &pulls, len(reqs))
@@ -80,23 +92,24 @@ func (c *Client) pull(ctx context.Context, how *Read, segs []Segment) (Freshness
 		}
 		ws, moved := errors.AsType[*rowraft.WrongShardError](err)
 		if !moved || m.SlotsVersion >= ws.Want {
-			return Freshness{}, err // a newer map would not help
+			return pulled{}, err // a newer map would not help
 		}
 		// The map was old: wait for the newer one and split again.
 		c.cluster.askForMap()
 		if werr := c.pause(ctx, &b, 0); werr != nil {
-			return Freshness{}, fmt.Errorf("waiting for map version %d: %w", ws.Want, err)
+			return pulled{}, fmt.Errorf("waiting for map version %d: %w", ws.Want, err)
 		}
 	}
 }
 
-// tellApplied sets Applied of segs from the replies to reqs, and returns the freshness of all.
-func tellApplied(segs []Segment, reqs []request) (met Freshness) {
+// tellApplied sets Applied of segs from the replies to reqs, and returns what these report.
+func tellApplied(segs []Segment, reqs []request) (got pulled) {
 	for i := range segs {
 		clear(segs[i].Applied)
 	}
 	for _, r := range reqs {
-		met.Age, met.Lag = max(met.Age, r.met.Age), max(met.Lag, r.met.Lag)
+		got.met.Age, got.met.Lag = max(got.met.Age, r.met.Age), max(got.met.Lag, r.met.Lag)
+		got.epoch, got.mixed = max(got.epoch, r.epoch), got.mixed || r.epoch != reqs[0].epoch
 		for _, p := range r.segments {
 			if p.seg.Applied == nil {
 				continue
@@ -106,7 +119,7 @@ func tellApplied(segs []Segment, reqs []request) (met Freshness) {
 			}
 		}
 	}
-	return met
+	return got
 }
 
 // each runs f(0 … n-1) concurrently, the last one on this goroutine, and returns the
@@ -153,6 +166,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 		// After a failed try the payload may still be in a transport's queue.
 		rpc.Pool.Release(payload)
 	}
+	r.epoch = rowraft.TableEpoch(reply.TableEpoch)
 	r.applied, r.met = rowraft.Index(reply.AppliedIndex), Freshness{time.Duration(reply.AgeNs), reply.Lag}
 	err = r.scatter(reply.Payload, c.opts.DType, presence)
 	rpc.Pool.Release(reply.Payload)

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cache"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -22,7 +22,7 @@ type Table struct {
 	schema  rowraft.Schema
 	seed    uint64 // clustermap.TableSeed
 	slots   rowraft.SlotCount
-	copies  atomic.Pointer[copies] // nil: no pull has allowed any
+	copies  cache.Table
 }
 
 // Schema returns the schema of the table, as it was created.
@@ -228,6 +228,9 @@ func (c *Client) DropTable(ctx context.Context, t *Table) error {
 	return c.control.callCluster(ctx, fmt.Sprintf("drop table %s", t.schema.Name),
 		func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 			_, err := stub.DropTable(ctx, &rowraftv1.DropTableRequest{Name: t.schema.Name, Id: uint64(t.schema.ID)})
+			if err == nil {
+				t.copies.Free()
+			}
 			return err
 		})
 }

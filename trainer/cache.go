@@ -1,7 +1,6 @@
 package trainer
 
 import (
-	"math"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -31,8 +30,8 @@ func (c *CacheConfig) Size() int64 {
 	return int64(n)
 }
 
-// validate returns the first problem of c in a job of that mode.
-func (c *CacheConfig) validate(mode string) error {
+// validate returns the first problem of c in a job of that mode and mode of reads.
+func (c *CacheConfig) validate(mode, reads string) error {
 	limit := c.Staleness
 	if c.Bytes == "" {
 		if limit != (StalenessLimit{}) {
@@ -44,8 +43,9 @@ func (c *CacheConfig) validate(mode string) error {
 	switch {
 	case err != nil:
 		return invalid("cache: bytes %q: want a size like 64MiB", c.Bytes)
-	case n < cache.MinBytes || n > math.MaxInt64:
-		return invalid("cache: bytes %q: want %s or more", c.Bytes, humanize.IBytes(cache.MinBytes))
+	case n < cache.MinBytes || n > cache.MaxBytes:
+		return invalid("cache: bytes %q: want %s to %s", c.Bytes, humanize.IBytes(cache.MinBytes),
+			humanize.IBytes(cache.MaxBytes))
 	case limit.Steps < 0 || limit.Age < 0:
 		return invalid("cache: staleness of %d steps, %v: want ≥ 0", limit.Steps, limit.Age)
 	case (limit.Steps > 0) == (limit.Age > 0):
@@ -53,19 +53,19 @@ func (c *CacheConfig) validate(mode string) error {
 	case mode != Async && mode != SSP:
 		return invalid("cache: mode %s has no cache: in sync every trainer computes with the newest rows, and geo has a "+
 			"copy of its own; modes async and ssp have one", mode)
+	case reads == "linearizable":
+		return invalid("cache: reads are linearizable, and a copy may be older: set reads.mode to leader or bounded")
 	}
 	return nil
 }
 
-// reuse returns how old the copies of rows may be that batch step is computed with. The bound rises during the ramp:
-// the first batches of a job move rows most. began is when the run began, in ns: an earlier run in this process began
-// with a lower number, and pulled less than 10⁹ batches a second.
-func (l *StalenessLimit) reuse(r *ramp, began uint64, step int64) client.Reuse {
+// reuse returns the bound of the copies that batch step may use. It rises during the ramp: the first batches of a job
+// move rows most.
+func (l *StalenessLimit) reuse(r *ramp, step int64) client.Reuse {
 	if l.Steps == 0 {
 		return client.Reuse{MaxAge: l.Age * time.Duration(r.stale(ageSteps)) / ageSteps}
 	}
-	now := began + uint64(step)
-	return client.Reuse{Now: now, Since: now - uint64(min(r.stale(int64(l.Steps)), step))}
+	return client.Reuse{Now: uint64(step), Since: uint64(step - min(r.stale(int64(l.Steps)), step))}
 }
 
 // ageSteps is in how many steps of the ramp a limit in time rises to its value.

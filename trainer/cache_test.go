@@ -22,44 +22,55 @@ func TestCacheConfig(t *testing.T) {
 		{CacheConfig{"64MiB", StalenessLimit{1, 1}}, Async, "set either steps or age"},
 		{CacheConfig{"64MiB", StalenessLimit{Steps: -1}}, Async, "want ≥ 0"},
 		{CacheConfig{"many", StalenessLimit{Steps: 8}}, Async, `bytes "many": want a size like 64MiB`},
-		{CacheConfig{"1KiB", StalenessLimit{Steps: 8}}, Async, "want 1.0 MiB or more"},
+		{CacheConfig{"1KiB", StalenessLimit{Steps: 8}}, Async, "want 1.0 MiB to 16 TiB"},
 		{CacheConfig{"64MiB", StalenessLimit{Steps: 8}}, Sync, "mode sync has no cache"},
 		{CacheConfig{"64MiB", StalenessLimit{Steps: 8}}, Geo, "mode geo has no cache"},
 	} {
-		err := tc.cache.validate(tc.mode)
+		err := tc.cache.validate(tc.mode, "leader")
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%+v in mode %s: %v, want %q", tc.cache, tc.mode, err, tc.want)
 		}
+	}
+	linearizable := CacheConfig{"64MiB", StalenessLimit{Steps: 8}}
+	if err := linearizable.validate(Async, "linearizable"); err == nil {
+		t.Error("a cache with linearizable reads is accepted")
 	}
 	if got := (&CacheConfig{Bytes: "64MiB"}).Size(); got != 64<<20 {
 		t.Errorf("64MiB are %d bytes", got)
 	}
 }
 
-// The bound of copies rises with the batches of the job, and no copy of an earlier run is new enough.
+// The bound of copies rises with the batches of the job, more slowly with more trainers.
 func TestReuseFollowsTheRamp(t *testing.T) {
-	steps, r := StalenessLimit{Steps: 8}, &ramp{every: 100}
-	for _, tc := range []struct {
-		batches, step int64
-		want          uint64 // batches before this one
-	}{
+	newRamp := func(trainers int) *ramp {
+		r := &ramp{every: 100}
+		r.turn.Store(&turn{0, trainers})
+		return r
+	}
+	steps, r := StalenessLimit{Steps: 8}, newRamp(1)
+	for _, tc := range []struct{ batches, step, want int64 }{
 		{0, 1, 0}, {99, 99, 0}, {100, 100, 1}, {350, 350, 3}, {5000, 5000, 8}, {5000, 2, 2},
 	} {
 		r.reached(tc.batches)
-		got := steps.reuse(r, 1<<40, tc.step)
-		if got.Now != 1<<40+uint64(tc.step) || got.Now-got.Since != tc.want || got.Since < 1<<40 {
-			t.Errorf("batch %d, after %d of the job: %+v, want copies of %d batches before", tc.step, tc.batches, got, tc.want)
+		want := client.Reuse{Now: uint64(tc.step), Since: uint64(tc.step - tc.want)}
+		if got := steps.reuse(r, tc.step); got != want {
+			t.Errorf("batch %d, after %d of the job: %+v, want %+v", tc.step, tc.batches, got, want)
 		}
 	}
-	age, r := StalenessLimit{Age: time.Second}, &ramp{every: 100}
-	if got := age.reuse(r, 1, 1); got != (client.Reuse{}) {
+	four := newRamp(4)
+	four.reached(1100)
+	if got, want := steps.reuse(four, 300), (client.Reuse{Now: 300, Since: 298}); got != want {
+		t.Errorf("one of 4 trainers, after 1100 batches of the job: %+v, want %+v", got, want)
+	}
+	age, r := StalenessLimit{Age: time.Second}, newRamp(1)
+	if got := age.reuse(r, 1); got != (client.Reuse{}) {
 		t.Errorf("the first batch: %+v, want no copies", got)
 	}
 	r.reached(500)
-	if got := age.reuse(r, 1, 1); got != (client.Reuse{MaxAge: time.Second / 2}) {
+	if got := age.reuse(r, 1); got != (client.Reuse{MaxAge: time.Second / 2}) {
 		t.Errorf("after 500 batches: %+v, want half a second", got)
 	}
-	if got := (&StalenessLimit{}).reuse(r, 1, 1); got != (client.Reuse{}) {
+	if got := (&StalenessLimit{}).reuse(r, 1); got != (client.Reuse{}) {
 		t.Errorf("without a cache: %+v", got)
 	}
 }

@@ -254,7 +254,7 @@ func (c *Config) Validate() error {
 	if err := c.Reads.Validate(); err != nil {
 		return err
 	}
-	if err := c.Cache.validate(c.Mode); err != nil {
+	if err := c.Cache.validate(c.Mode, c.Reads.Mode); err != nil {
 		return err
 	}
 	if err := c.validateFollow(); err != nil {

@@ -29,7 +29,6 @@ type Job struct {
 	set      data.Set
 	shape    data.Shape
 	model    models.Model
-	began    uint64 // when the job was made, ns since 1970
 	accel    *accel.Report
 	layout   *denseLayout
 	hybrid   *hybrid // nil if the trainers keep no weights
@@ -77,7 +76,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 		observe = func(report.Event) {}
 	}
 	j := &Job{
-		cfg: cfg, tables: tables, began: uint64(time.Now().UnixNano()), report: report.NewReport(cfg.rank(), observe),
+		cfg: cfg, tables: tables, report: report.NewReport(cfg.rank(), observe),
 		pausePoint: member.NewPausePoint(),
 	}
 	var err error
@@ -357,7 +356,7 @@ func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error)
 	if !w.Idle {
 		segs := j.rowSegments(w, w.rows)
 		for i := range segs {
-			segs[i].Reuse = j.cfg.Cache.Staleness.reuse(j.ramp, j.began, w.Step)
+			segs[i].Reuse = j.cfg.Cache.Staleness.reuse(j.ramp, w.Step)
 		}
 		w.Segs = j.layout.segments(segs, w.delta)
 		w.Segs = j.progress.with(w.Segs, w.pushes[:])

@@ -96,12 +96,17 @@ func (r *ramp) limit(most int) int {
 	return int(min(mine, int64(most)))
 }
 
-// stale returns by how many batches the rows of a batch may be too old, at most most.
+// stale returns the bound of copies of rows, in batches of this trainer: it rises to most like the number of batches
+// under way.
 func (r *ramp) stale(most int64) int64 {
 	if r.every <= 0 {
 		return most
 	}
-	return min(r.batches.Load()/r.every, most)
+	steps := r.batches.Load() / r.every
+	if !r.together { // each trainer misses that many batches of each of the others
+		steps /= int64(r.turn.Load().trainers)
+	}
+	return min(steps, most)
 }
 
 // inTurn reports whether a trainer may have to wait until the job has trained enough batches.

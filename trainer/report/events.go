@@ -45,7 +45,7 @@ type Event struct {
 	// job that were applied between the pull and the push of a batch. Mode async with several trainers measures it on
 	// every eighth batch, with float32 on the wire. Otherwise it is an upper bound: the unacknowledged pushes of
 	// this trainer; in mode ssp also its lead over the slowest trainer, in mode geo the batches since it last read the
-	// others' changes.
+	// others' changes. Either is without the staleness of copies (docs/caching.md).
 	StalenessSteps Number `json:"staleness_steps"`
 	StalenessMax   int64  `json:"staleness_max"`          // highest of any batch of this run
 	WaitingSeconds Number `json:"waiting_seconds"`        // time during which the model had nothing to compute
