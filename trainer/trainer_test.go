@@ -420,6 +420,7 @@ func TestLoadConfig(t *testing.T) {
 		{"unknown key", "batch: 64\nbatsch: 3\n", `job.yaml:2: unknown key "batsch"`},
 		{"a duration without its unit", "batch: 64\nlease: 10\n",
 			`job.yaml:2: "10" is not a duration: want a number with its unit`},
+		{"a value in place of a list", "model:\n  bottom: 64\n", `job.yaml:2: "64" is not a list: want [64], also for one value`},
 		{"unknown nested key", "model:\n  dims: 3\n", `job.yaml:2: unknown key "dims"`},
 		{"wrong type", "batch: many\n", "line 1"},
 		{"mode", "mode: bsp\ngenerator: {}\n", `mode "bsp" is not supported: this version runs async, sync, ssp, geo`},

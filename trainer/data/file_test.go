@@ -230,6 +230,8 @@ func TestBadSchemas(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
 		{"unknown key", "format: csv\nlabels: 1\n", `schema.yaml:2: unknown key "labels"`},
 		{"unknown nested key", "label:\n  column: a\n  positiv: [1]\n", `schema.yaml:3: unknown key "positiv"`},
+		{"one value in place of a list", "label:\n  column: a\n  positive: '>50K'\n",
+			`schema.yaml:3: ">50K" is not a list: want [">50K"]`},
 		{"unknown format", "format: json\n", `format "json": want csv, tsv or criteo`},
 		{"no label", "categorical: [{column: a}]\n", "label: want either column"},
 		{"column and position", "label: {column: a, position: 2}\n", "label: want either column"},

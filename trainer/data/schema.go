@@ -81,6 +81,9 @@ var unknownField = regexp.MustCompile(`line (\d+): field (\S+) not found in type
 // notDuration is the decoder's error for a duration without a unit.
 var notDuration = regexp.MustCompile("line (\\d+): cannot unmarshal !!\\w+ `(.*)` into time.Duration")
 
+// notList is the decoder's error for a single value in place of a list.
+var notList = regexp.MustCompile("line (\\d+): cannot unmarshal !!\\w+ `(.*)` into \\[\\](\\w+)")
+
 // DecodeYAML decodes text into v and refuses keys that v lacks; the error names file, line and key.
 func DecodeYAML(file string, text []byte, v any) error {
 	d := yaml.NewDecoder(bytes.NewReader(text))
@@ -95,6 +98,14 @@ func DecodeYAML(file string, text []byte, v any) error {
 	if m := notDuration.FindStringSubmatch(err.Error()); m != nil {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"%s:%s: %q is not a duration: want a number with its unit, for example 500ms, 10s or 2h", file, m[1], m[2])
+	}
+	if m := notList.FindStringSubmatch(err.Error()); m != nil {
+		list := "[" + m[2] + "]"
+		if m[3] == "string" {
+			list = fmt.Sprintf("[%q]", m[2])
+		}
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s:%s: %q is not a list: want %s, also for one value", file, m[1],
+			m[2], list)
 	}
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: %w", file, err)
 }

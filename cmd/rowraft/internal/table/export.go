@@ -83,8 +83,8 @@ type exportJSON struct {
 }
 
 func (v *exportJSON) print(w io.Writer, _ bool) error {
-	_, err := fmt.Fprintf(w, "table %s: %s rows of %d from %s, %s of numbers in %s, %.1fs (%s rows/s)\n",
-		v.Table, cli.Count(v.Rows), v.Dim, v.Source, cli.Size(v.Bytes), v.File, v.Seconds,
+	_, err := fmt.Fprintf(w, "table %s: %s of %d from %s, %s of numbers in %s, %.1fs (%s rows/s)\n",
+		v.Table, cli.Rows(v.Rows), v.Dim, v.Source, cli.Size(v.Bytes), v.File, v.Seconds,
 		cli.Count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
 	return err
 }

@@ -109,8 +109,8 @@ func (v *importJSON) print(w io.Writer, _ bool) error {
 	if v.DryRun {
 		what = "would import"
 	}
-	_, err := fmt.Fprintf(w, "table %s: %s %s rows of %d (%s) from %s in %.1fs (%s rows/s)\n",
-		v.Table, what, cli.Count(v.Rows), v.Dim, v.Numbers, v.File, v.Seconds,
+	_, err := fmt.Fprintf(w, "table %s: %s %s of %d (%s) from %s in %.1fs (%s rows/s)\n",
+		v.Table, what, cli.Rows(v.Rows), v.Dim, v.Numbers, v.File, v.Seconds,
 		cli.Count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
 	return err
 }

@@ -140,8 +140,8 @@ func showShrunk(g *remote.Flags, cmd *cobra.Command, name string, r *rowraftv1.S
 		if dryRun {
 			what = "would remove"
 		}
-		_, err := fmt.Fprintf(w, "table %s: %s %s rows and %s keys that waited for one, looked at %s in %.1fs\n",
-			name, what, cli.Count(v.Removed), cli.Count(v.Candidates), cli.Count(v.Looked), v.Seconds)
+		_, err := fmt.Fprintf(w, "table %s: %s %s and %s keys that waited for one, looked at %s in %.1fs\n",
+			name, what, cli.Rows(v.Removed), cli.Count(v.Candidates), cli.Count(v.Looked), v.Seconds)
 		return err
 	})
 }
