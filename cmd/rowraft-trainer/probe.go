@@ -67,9 +67,7 @@ func probe(choice string) (*probeReport, error) {
 }
 
 func printProbe(w io.Writer, r *probeReport) {
-	t := table.NewWriter()
-	t.SetOutputMirror(w)
-	t.SetStyle(table.StyleLight)
+	t := cli.NewBox(w)
 	row := func(name string, value any) { t.AppendRow(table.Row{name, value}) }
 	row("backend", r.Backend)
 	row("platform", r.Platform)

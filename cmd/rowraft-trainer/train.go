@@ -411,9 +411,7 @@ func (o *options) dial(ctx context.Context, cfg *trainer.Config) (*client.Client
 }
 
 func printResult(w io.Writer, r *report.Result) {
-	t := table.NewWriter()
-	t.SetOutputMirror(w)
-	t.SetStyle(table.StyleLight)
+	t := cli.NewBox(w)
 	row := func(name string, format string, args ...any) {
 		t.AppendRow(table.Row{name, fmt.Sprintf(format, args...)})
 	}
