@@ -129,7 +129,9 @@ func (d *dev) run(ctx context.Context, out io.Writer) (err error) {
 	if err := os.WriteFile(d.path(envName), []byte(d.exports(c)), 0o600); err != nil {
 		return err
 	}
-	fmt.Fprint(out, d.next(c))
+	if ctx.Err() == nil { // otherwise Ctrl-C came during the start
+		fmt.Fprint(out, d.next(c))
+	}
 	d.watch(ctx, c, out)
 	return nil
 }
