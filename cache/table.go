@@ -11,7 +11,7 @@ import (
 type Table struct {
 	mu    sync.RWMutex
 	rows  *Cache             // nil before the first Get
-	epoch rowraft.TableEpoch // of the rows; 0: there are none
+	epoch rowraft.TableEpoch // the copies have the rows of this epoch; 0: there are no copies
 	byAge bool               // the unit of the first Get
 }
 
@@ -21,28 +21,28 @@ type Table struct {
 // Errors: those of New; CodeInvalidArgument for another unit than that of the first call.
 func (t *Table) Get(keys []rowraft.Key, atLeast uint64, dst []float32, dim int, bytes int64,
 	byAge bool) (missed []int32, epoch rowraft.TableEpoch, err error) {
-	rows, epoch, mixed, err := t.open(dim, bytes, byAge)
+	rows, epoch, err := t.open(dim, bytes, byAge)
 	if err != nil {
 		return nil, 0, err
-	}
-	if mixed {
-		return nil, 0, rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"one pull states the bound of copies by MaxAge, another by Now and Since: use one of them for all pulls of a table")
 	}
 	return rows.Get(keys, atLeast, dst), epoch, nil
 }
 
-// open returns the cache, and whether its unit is another one.
-func (t *Table) open(dim int, bytes int64, byAge bool) (c *Cache, epoch rowraft.TableEpoch, mixed bool, err error) {
+// open returns the cache and its epoch. The first call makes it.
+func (t *Table) open(dim int, bytes int64, byAge bool) (c *Cache, epoch rowraft.TableEpoch, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.rows == nil {
 		if t.rows, err = New(bytes, dim); err != nil {
-			return nil, 0, false, err
+			return nil, 0, err
 		}
 		t.byAge = byAge
 	}
-	return t.rows, t.epoch, t.byAge != byAge, nil
+	if t.byAge != byAge {
+		return nil, 0, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"one pull states the bound of copies by MaxAge, another by Now and Since: use one of them for all pulls of a table")
+	}
+	return t.rows, t.epoch, nil
 }
 
 // Put is [Cache.Put] of rows of that epoch. If the copies are of another one, it keeps nothing.

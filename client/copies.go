@@ -32,10 +32,10 @@ func (c *Client) Copies() (sum Copies) {
 // reused is a segment of which a part came from copies.
 type reused struct {
 	*Segment
-	rest   Segment // the rows that did not
-	missed []int32 // their indices
-	asOf   uint64  // of the copies to make of them
-	epoch  rowraft.TableEpoch
+	rest   Segment            // the rows that did not
+	missed []int32            // their indices
+	asOf   uint64             // how new their copies will be
+	epoch  rowraft.TableEpoch // the copies that were read have the rows of this epoch
 }
 
 // pullReusing is pull with copies, where segments allow them.

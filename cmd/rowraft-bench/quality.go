@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
@@ -104,11 +103,6 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	c, err := client.Dial(ctx, client.Options{Endpoints: training.endpoints})
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
 	r = &qualityResult{Schema: cli.JSONSchema, Op: "quality", Data: q.data, Pairs: q.pairs, host: thisHost(),
 		Arms: make([]qualityArm, len(qualityArms))}
 	seconds := make([]float64, len(qualityArms))
@@ -120,7 +114,7 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 			yaml := fmt.Sprintf("job: %s\nseed: %d\nbatch: %d\n%s"+data.yaml, job, seed, data.batch/arm.share,
 				arm.yaml, seed)
 			run := &trainingRun{trainingBench: training, job: job, yaml: yaml, trainers: arm.trainers}
-			if err := run.train(ctx, c); err != nil {
+			if err := run.train(ctx); err != nil {
 				return nil, fmt.Errorf("%s, seed %d: %w", arm.name, seed, err)
 			}
 			r.Arms[i].Name = arm.name

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
@@ -47,11 +46,6 @@ func benchScaling(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	c, err := client.Dial(ctx, client.Options{Endpoints: training.endpoints})
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
 	r = &scalingResult{Schema: cli.JSONSchema, Op: cfg.op, Batches: cfg.batches, Servers: cfg.replicas,
 		Shards: cfg.shards, Backend: cfg.backend, host: thisHost()}
 	const batch = 512
@@ -59,7 +53,7 @@ func benchScaling(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		"keys: 500, zipf: 0.7}\nmodel: {dim: 8, bottom: [32], top: [32]}\n", batch, batch*cfg.batches)
 	for _, trainers := range scalingTrainers {
 		run := &trainingRun{trainingBench: training, job: "scaling", yaml: yaml, trainers: trainers}
-		if err := run.train(ctx, c); err != nil {
+		if err := run.train(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", cli.Plural(trainers, "trainer"), err)
 		}
 		job := scalingJob{Trainers: trainers}

@@ -20,6 +20,7 @@ type trainingBench struct {
 	binary    string // rowraft-trainer
 	dir       string // has job files, results and logs
 	endpoints []string
+	client    *client.Client // drops the tables of a job
 }
 
 // startTraining starts the servers of a measurement of training jobs. binary is the path of rowraft-trainer; "": it is
@@ -35,10 +36,13 @@ func startTraining(ctx context.Context, cfg benchConfig, binary string,
 		return nil, nil, err
 	}
 	b.endpoints = cluster.Endpoints()
-	if b.dir, err = os.MkdirTemp("", "rowraft-bench-"+cfg.op+"-"); err != nil {
+	if b.client, err = client.Dial(ctx, client.Options{Endpoints: b.endpoints}); err != nil {
 		return nil, nil, errors.Join(err, stop())
 	}
-	return b, func() error { return errors.Join(os.RemoveAll(b.dir), stop()) }, nil
+	if b.dir, err = os.MkdirTemp("", "rowraft-bench-"+cfg.op+"-"); err != nil {
+		return nil, nil, errors.Join(err, b.client.Close(), stop())
+	}
+	return b, func() error { return errors.Join(os.RemoveAll(b.dir), b.client.Close(), stop()) }, nil
 }
 
 // start runs n trainers, each with the job file of its rank. The caller calls stop, which ends the running trainers.
@@ -72,7 +76,7 @@ type ackedSoFar struct {
 }
 
 // train runs the job to its end and drops its tables. Trainer 0 alone scores the held-out examples.
-func (r *trainingRun) train(ctx context.Context, c *client.Client) error {
+func (r *trainingRun) train(ctx context.Context) error {
 	paths := [2]string{filepath.Join(r.dir, r.job+".yaml"), filepath.Join(r.dir, r.job+"-others.yaml")}
 	for i, text := range []string{r.yaml, r.yaml + "evaluate: false\n"} {
 		if err := os.WriteFile(paths[i], []byte(text), 0o600); err != nil {
@@ -113,12 +117,12 @@ func (r *trainingRun) train(ctx context.Context, c *client.Client) error {
 	}
 	r.auc = float64(results[0].AUC)
 	for _, suffix := range []string{tables.EmbeddingsSuffix, tables.DenseSuffix, tables.ProgressSuffix} {
-		t, err := c.Table(ctx, r.job+suffix)
+		t, err := r.client.Table(ctx, r.job+suffix)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
 			continue
 		}
 		if err == nil {
-			err = c.DropTable(ctx, t)
+			err = r.client.DropTable(ctx, t)
 		}
 		if err != nil {
 			return err

@@ -24,7 +24,7 @@ func TestProgressLines(t *testing.T) {
 	}
 	late := step
 	late.Time, late.Step, late.Steps, late.Accuracy, late.BatchesLate = at.Add(2*cli.LineEvery), 240, 0, 0.5, 7
-	first := step // of a worker that has measured no staleness yet
+	first := step // the worker has measured no staleness yet
 	first.Time, first.Step, first.Steps, first.StalenessSteps, first.StalenessMax = at.Add(3*cli.LineEvery), 2, 0, nan, 0
 	for _, e := range []report.Event{
 		{Event: report.EventStart, Time: at, Message: "clicks.csv"},

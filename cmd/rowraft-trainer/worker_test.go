@@ -38,24 +38,30 @@ func TestWhichWorkersHaveEnded(t *testing.T) {
 	}
 }
 
+// enterAsEnded makes a process that has ended a worker of the job, without a name of its own.
+func enterAsEnded(t *testing.T, addr string, cfg *trainer.Config) {
+	t.Helper()
+	ctx := testutil.Context(t)
+	c, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := trainer.Enter(ctx, cfg, c, processName(ended(t))); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestARestartedTrainerHasItsPlace: a trainer without a name gets the rank of a process of this host that was killed.
 func TestARestartedTrainerHasItsPlace(t *testing.T) {
-	addr, ctx := serve(t, 1), testutil.Context(t)
+	addr := serve(t, 1)
 	config := file(t, "again.yaml", jobOf("again", ""))
 	cfg, err := trainer.LoadConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	cfg.Lease = time.Minute
-	err = trainer.Enter(ctx, &cfg, c, processName(ended(t)))
-	c.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	enterAsEnded(t, addr, &cfg)
 	result := filepath.Join(t.TempDir(), "result.json")
 	more := file(t, "lease.yaml", jobOf("again", "lease: 1m\n"))
 	train(t, new(options), "--config", more, "--endpoints", addr, "--insecure", "--json", result)
@@ -67,21 +73,13 @@ func TestARestartedTrainerHasItsPlace(t *testing.T) {
 // TestARestartedTrainerTrainsNothingAgain: the job ends without a trainer whose process was killed. When that trainer
 // is started again a moment later, without a name as before, it does not train the data once more.
 func TestARestartedTrainerTrainsNothingAgain(t *testing.T) {
-	addr, ctx := serve(t, 1), testutil.Context(t)
+	addr := serve(t, 1)
 	config := file(t, "late.yaml", strings.Replace(jobOf("late", "lease: 1s\n"), "steps: 12", "epochs: 1", 1))
 	cfg, err := trainer.LoadConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = trainer.Enter(ctx, &cfg, c, processName(ended(t)))
-	c.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	enterAsEnded(t, addr, &cfg)
 	args := []string{"--config", config, "--endpoints", addr, "--insecure"}
 	model := filepath.Join(t.TempDir(), "late.model")
 	train(t, new(options), append(args, "--worker", "a", "--save-model", model)...)

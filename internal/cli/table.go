@@ -22,7 +22,7 @@ type Table struct {
 	wide    bool
 	columns []table.ColumnConfig
 	header  []string
-	widths  []int // of the longest cell of each column
+	widths  []int // each column is as wide as its longest cell
 	word    int   // longest word in the last column
 }
 

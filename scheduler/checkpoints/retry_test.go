@@ -122,7 +122,7 @@ func TestWhichRestoreWasDecided(t *testing.T) {
 	manifest := &checkpoint.Manifest{ID: "id-a", Tables: []checkpoint.TableSum{{Schema: emb}}}
 	for _, tc := range []struct {
 		name   string
-		tables []string // of the call
+		tables []string // the call names them
 		from   string   // the checkpoint of the decided restore; "": none is decided
 		alone  bool     // the decided one is of emb alone
 		mine   bool

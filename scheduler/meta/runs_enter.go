@@ -19,7 +19,7 @@ type EnterResult struct {
 	Generation uint64
 	Began      bool
 	Data       *rowraftv1.JobData
-	BaseStep   uint64 // of the run
+	BaseStep   uint64 // steps of the job before this run
 	Done       bool   // the run ended without this worker, which is no member
 	First      bool   // no other worker trains
 	Workers    uint32 // number of workers of the run

@@ -72,7 +72,7 @@ func moveOperation(m Move) Operation {
 	if m.Running {
 		v.State, v.Left = "running", 1
 	}
-	v.Detail = strings.TrimSuffix(v.Detail, ": "+v.State+".") // of a move that has ended
+	v.Detail = strings.TrimSuffix(v.Detail, ": "+v.State+".") // an ended move repeats its state there
 	return v
 }
 
