@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer/report"
@@ -48,5 +50,22 @@ func TestMetrics(t *testing.T) {
 		if !strings.Contains(text, line) {
 			t.Errorf("no line %s", line)
 		}
+	}
+}
+
+// A port that is taken is found before the worker enters its job.
+func TestATakenPortIsFoundFirst(t *testing.T) {
+	m, err := listenMetrics("127.0.0.1:0", &rpc.TLSFiles{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	cmd := newJobCommandOf(new(options))
+	cmd.SetArgs([]string{"--config", file(t, "taken.yaml", jobOf("taken", "")), "--insecure", "--progress", "none",
+		"--endpoints", "127.0.0.1:1", "--metrics-listen", m.addr.String()}) // no server is there
+	if err := cmd.ExecuteContext(ctx); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("with a taken port: %v", err)
 	}
 }

@@ -275,6 +275,16 @@ func over[T any](given bool, dst *T, v T) {
 // once makes the job and runs it, and writes progress and result. It returns an errLost if the worker may register
 // with the job again.
 func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
+	ops, err := listenMetrics(o.metrics, &o.tls)
+	if err != nil {
+		return err
+	}
+	defer ops.close()
+	p, err := newProgress(o.progress, o.progressFile)
+	if err != nil {
+		return err
+	}
+	defer p.close()
 	tables, c, err := o.connect(ctx, cfg)
 	if err != nil {
 		return err
@@ -287,16 +297,6 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 			trainer.Abandon(ctx, cfg, err)
 		}
 	}()
-	ops, err := listenMetrics(o.metrics, &o.tls)
-	if err != nil {
-		return err
-	}
-	defer ops.close()
-	p, err := newProgress(o.progress, o.progressFile)
-	if err != nil {
-		return err
-	}
-	defer p.close()
 	job, err := trainer.NewJob(ctx, *cfg, tables, p.observe)
 	if err != nil {
 		return err
