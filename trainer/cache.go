@@ -15,7 +15,8 @@ type CacheConfig struct {
 	Staleness StalenessLimit `yaml:"staleness"`
 }
 
-// StalenessLimit bounds the age of a copy when a batch is pulled, by one of its fields.
+// StalenessLimit bounds the age of a copy when a batch is pulled, by one of its fields. The zero StalenessLimit allows
+// no older copy than the batch.
 type StalenessLimit struct {
 	Steps int           `yaml:"steps"` // batches of this trainer since the one for which the row was pulled
 	Age   time.Duration `yaml:"age"`   // time since the row was pulled
@@ -48,7 +49,7 @@ func (c *CacheConfig) validate(mode, reads string) error {
 			humanize.IBytes(cache.MaxBytes))
 	case limit.Steps < 0 || limit.Age < 0:
 		return invalid("cache: staleness of %d steps, %v: want ≥ 0", limit.Steps, limit.Age)
-	case (limit.Steps > 0) == (limit.Age > 0):
+	case limit.Steps > 0 && limit.Age > 0:
 		return invalid("cache: staleness: set either steps or age, how old a copy may be")
 	case mode != Async && mode != SSP:
 		return invalid("cache: mode %s has no cache: in sync every trainer computes with the newest rows, and geo has a "+
@@ -61,8 +62,12 @@ func (c *CacheConfig) validate(mode, reads string) error {
 
 // reuse returns the bound of the copies that batch step may use. It rises during the ramp: the first batches of a job
 // move rows most.
-func (l *StalenessLimit) reuse(r *ramp, step int64) client.Reuse {
-	if l.Steps == 0 {
+func (c *CacheConfig) reuse(r *ramp, step int64) client.Reuse {
+	l := &c.Staleness
+	switch {
+	case c.Bytes == "":
+		return client.Reuse{}
+	case l.Age > 0:
 		return client.Reuse{MaxAge: l.Age * time.Duration(r.stale(ageSteps)) / ageSteps}
 	}
 	return client.Reuse{Now: uint64(step), Since: uint64(step - min(r.stale(int64(l.Steps)), step))}

@@ -18,7 +18,7 @@ func TestCacheConfig(t *testing.T) {
 		{CacheConfig{"64MiB", StalenessLimit{Steps: 8}}, Async, ""},
 		{CacheConfig{"1048576", StalenessLimit{Age: time.Second}}, SSP, ""},
 		{CacheConfig{"", StalenessLimit{Steps: 8}}, Async, "set cache.bytes"},
-		{CacheConfig{"64MiB", StalenessLimit{}}, Async, "set either steps or age"},
+		{CacheConfig{"64MiB", StalenessLimit{}}, Async, ""},
 		{CacheConfig{"64MiB", StalenessLimit{1, 1}}, Async, "set either steps or age"},
 		{CacheConfig{"64MiB", StalenessLimit{Steps: -1}}, Async, "want ≥ 0"},
 		{CacheConfig{"many", StalenessLimit{Steps: 8}}, Async, `bytes "many": want a size like 64MiB`},
@@ -47,7 +47,8 @@ func TestReuseFollowsTheRamp(t *testing.T) {
 		r.turn.Store(&turn{0, trainers})
 		return r
 	}
-	steps, r := StalenessLimit{Steps: 8}, newRamp(1)
+	cached := func(l StalenessLimit) *CacheConfig { return &CacheConfig{"64MiB", l} }
+	steps, r := cached(StalenessLimit{Steps: 8}), newRamp(1)
 	for _, tc := range []struct{ batches, step, want int64 }{
 		{0, 1, 0}, {99, 99, 0}, {100, 100, 1}, {350, 350, 3}, {5000, 5000, 8}, {5000, 2, 2},
 	} {
@@ -62,7 +63,7 @@ func TestReuseFollowsTheRamp(t *testing.T) {
 	if got, want := steps.reuse(four, 300), (client.Reuse{Now: 300, Since: 298}); got != want {
 		t.Errorf("one of 4 trainers, after 1100 batches of the job: %+v, want %+v", got, want)
 	}
-	age, r := StalenessLimit{Age: time.Second}, newRamp(1)
+	age, r := cached(StalenessLimit{Age: time.Second}), newRamp(1)
 	if got := age.reuse(r, 1); got != (client.Reuse{}) {
 		t.Errorf("the first batch: %+v, want no copies", got)
 	}
@@ -70,7 +71,10 @@ func TestReuseFollowsTheRamp(t *testing.T) {
 	if got := age.reuse(r, 1); got != (client.Reuse{MaxAge: time.Second / 2}) {
 		t.Errorf("after 500 batches: %+v, want half a second", got)
 	}
-	if got := (&StalenessLimit{}).reuse(r, 1); got != (client.Reuse{}) {
+	if got, want := cached(StalenessLimit{}).reuse(r, 500), (client.Reuse{Now: 500, Since: 500}); got != want {
+		t.Errorf("without staleness: %+v, want %+v", got, want)
+	}
+	if got := new(CacheConfig).reuse(r, 1); got != (client.Reuse{}) {
 		t.Errorf("without a cache: %+v", got)
 	}
 }

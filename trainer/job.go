@@ -356,7 +356,7 @@ func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error)
 	if !w.Idle {
 		segs := j.rowSegments(w, w.rows)
 		for i := range segs {
-			segs[i].Reuse = j.cfg.Cache.Staleness.reuse(j.ramp, w.Step)
+			segs[i].Reuse = j.cfg.Cache.reuse(j.ramp, w.Step)
 		}
 		w.Segs = j.layout.segments(segs, w.delta)
 		w.Segs = j.progress.with(w.Segs, w.pushes[:])
