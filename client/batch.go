@@ -7,16 +7,12 @@ import (
 	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
-
-// announceMinBytes: requests with a batch of at least this size announce it in a header, so
-// that an overloaded server can refuse them before it reads the body. Reading a smaller
-// body costs the server less than reading the header.
-const announceMinBytes = 16 << 10
 
 // unsureTries limits, in AttemptTimeouts, how long the client resends a batch after a server could not tell
 // whether it applied the batch.
@@ -52,7 +48,7 @@ type batch struct {
 }
 
 // firstWrite is the first try of a batch.
-type firstWrite = firstTry[rowraftv1.WriteRequest, rowraftv1.WriteReply]
+type firstWrite = wave.Try[rowraftv1.WriteRequest, rowraftv1.WriteReply]
 
 // batchState is a state of a batch, from start to its result. docs/push.md has the same names.
 type batchState int
@@ -98,7 +94,7 @@ func (c *Client) number(ctx context.Context, batches []*batch, mayQueue bool) (i
 // others of the wave must not wait for its number.
 func (c *Client) start(b *batch, try *firstWrite) {
 	if b.queued {
-		try.skip()
+		try.Skip()
 	} else {
 		b.first = try
 	}
@@ -106,7 +102,7 @@ func (c *Client) start(b *batch, try *firstWrite) {
 	if err == nil {
 		return
 	}
-	try.skip()
+	try.Skip()
 	if b.queued {
 		b.session.unqueue()
 	} else {
@@ -149,7 +145,7 @@ func (d *delivery) run() {
 	c, b := d.c, d.b
 	d.ctx, d.cancel = c.ctx, func() {}
 	defer func() { d.cancel() }()
-	defer b.first.skip()
+	defer b.first.Skip()
 	state := sending
 	if b.queued {
 		state = waiting
@@ -207,11 +203,11 @@ func (d *delivery) send() batchState {
 	var reply *rowraftv1.WriteReply
 	m := c.cluster.Load()
 	maybe, err := c.router.onLeader(d.ctx, b.cluster, b.shard, callKind{}, func(at server) error {
-		defer b.first.skip()
+		defer b.first.Skip()
 		return c.router.try(d.ctx, b.shard, at, func(ctx context.Context, stub stub) (err error) {
 			d.tries++
 			inc, floor := b.session.present()
-			reply, err = writes.send(ctx, b.first, stub, &rowraftv1.WriteRequest{
+			reply, err = wave.Writes.Send(ctx, b.first, stub, &rowraftv1.WriteRequest{
 				MapVersion: uint64(m.SlotsVersion), TableEpoch: c.sessions.epoch.Load(), Shard: uint32(b.shard),
 				ClientId:    c.sessions.client[:],
 				Incarnation: inc, Seq: uint64(b.seq), Floor: floor, Op: rowraftv1.WriteOp(b.op), Payload: b.payload,

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -85,7 +86,7 @@ func (c *Client) pull(ctx context.Context, how *Read, segs []Segment) (pulled, e
 			return pulled{}, err
 		}
 		reqs := planPull(m, segs, c.opts.DType)
-		first := newWave(c, &pulls, len(reqs))
+		first := wave.New(c.ctx, c.spawn, &wave.Pulls, len(reqs))
 		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, how, &reqs[i], first[i]) })
 		if err == nil {
 			return tellApplied(segs, reqs), nil
@@ -144,11 +145,11 @@ func each(n int, f func(int) error) error {
 }
 
 // firstPull is the first try of a request.
-type firstPull = firstTry[rowraftv1.PullRequest, rowraftv1.PullReply]
+type firstPull = wave.Try[rowraftv1.PullRequest, rowraftv1.PullReply]
 
 // pullShard sends r in the mode of how and copies the reply into the caller's segments.
 func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r *request, first *firstPull) error {
-	defer first.skip()
+	defer first.Skip()
 	payload := r.encode(0, c.opts.DType)
 	presence := slices.ContainsFunc(r.segments, func(p segmentRows) bool { return p.seg.Present != nil })
 	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload,
@@ -177,10 +178,10 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID,
 	req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
 	_, err = c.router.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
-		defer first.skip()
+		defer first.Skip()
 		return c.router.try(ctx, shard, at, func(ctx context.Context, stub stub) (err error) {
 			tries++
-			reply, err = pulls.send(ctx, first, stub, req)
+			reply, err = wave.Pulls.Send(ctx, first, stub, req)
 			return c.cluster.retryUntilTableKnown(err, req.Payload)
 		})
 	})

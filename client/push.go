@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/wire"
@@ -89,7 +90,7 @@ func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error)
 	}
 	for sent := 0; sent < len(batches); {
 		n, err := c.number(ctx, batches[sent:], sent > 0)
-		tries := newWave(c, &writes, n)
+		tries := wave.New(c.ctx, c.spawn, &wave.Writes, n)
 		for i, b := range batches[sent : sent+n] {
 			c.start(b, tries[i])
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -260,7 +261,7 @@ func TestPartsSayTheirSize(t *testing.T) {
 	var said atomic.Int32
 	check := func(ctx context.Context, req *rowraftv1.WriteRequest) error {
 		announced := rpc.BatchSizesOf(ctx)
-		if large := len(req.Payload) >= announceMinBytes; large != (announced != nil) {
+		if large := len(req.Payload) >= wave.AnnounceMinBytes; large != (announced != nil) {
 			t.Errorf("a part of %d bytes: %+v is announced", len(req.Payload), announced)
 		}
 		p := rpc.BatchSize{Shard: req.Shard, Bytes: len(req.Payload), Delete: req.Op == rowraftv1.WriteOp_WRITE_OP_DELETE}

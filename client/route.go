@@ -9,11 +9,15 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
+
+// stub is the server of a try.
+type stub = wave.Server
 
 // attempt is one try of a call on one server.
 type attempt func(context.Context, stub) error
@@ -196,7 +200,7 @@ func (r *router) try(ctx context.Context, shard rowraft.ShardID, at server, call
 	if at.forwards() {
 		ctx = rpc.AskForward(ctx)
 	}
-	err = call(ctx, stub{rowraftv1.NewTableClient(conn), at})
+	err = call(ctx, stub{TableClient: rowraftv1.NewTableClient(conn), Addr: at.addr, Relayed: at.forwards()})
 	if cause := context.Cause(ctx); err != nil && (cause == errSilent || cause == errCut) {
 		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", at.addr, cause)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -119,7 +120,7 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 		}
 		round := round{c: c, home: home, shard: shard, req: req, first: first}
 		reply, err = round.run(ctx)
-		first.skip()
+		first.Skip()
 		tries += round.tries
 		if err == nil {
 			retries.Succeeded()
@@ -230,7 +231,7 @@ func (r *round) ask(ctx context.Context) {
 // pullFrom sends the request to one server.
 func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest,
 	first *firstPull) (*rowraftv1.PullReply, error) {
-	defer first.skip()
+	defer first.Skip()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
@@ -242,8 +243,8 @@ func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraft
 	if err != nil {
 		return nil, err
 	}
-	to := stub{rowraftv1.NewTableClient(conn), server{node: node, addr: addr, leader: node}}
-	reply, err := pulls.send(ctx, first, to, req)
+	to := stub{TableClient: rowraftv1.NewTableClient(conn), Addr: addr}
+	reply, err := wave.Pulls.Send(ctx, first, to, req)
 	if err != nil {
 		return nil, fmt.Errorf("server %s: %w", addr, c.cluster.retryUntilTableKnown(err, req.Payload))
 	}

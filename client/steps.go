@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -126,14 +127,14 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*step
 	ctx, cancel := context.WithCancel(caller)
 	defer cancel()
 	var wg sync.WaitGroup
-	tries := newWave(j.c, &stepPushes, len(batches))
+	tries := wave.New(j.c.ctx, j.c.spawn, &wave.Steps, len(batches))
 	for i, p := range batches {
 		if len(p.fragments) == 0 {
 			p.fragments = [][]byte{nil}
 		}
 		p.first = tries[i]
 		wg.Go(func() {
-			defer p.first.skip()
+			defer p.first.Skip()
 			if p.err = p.push(ctx); p.err != nil {
 				cancel() // the others may wait for a step that will not close now
 			}
@@ -177,7 +178,7 @@ type stepBatch struct {
 	idle      bool
 	fragments [][]byte
 	read      []rowraft.Position
-	first     *firstTry[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]
+	first     *wave.Try[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]
 
 	index rowraft.Index            // at which the step is visible in the shard
 	late  *rowraft.StepClosedError // the shard closed the step without this batch
@@ -253,9 +254,9 @@ func (b *stepBatch) call(ctx context.Context, fragment int, probe bool) (outcome
 	}
 	c := b.j.c
 	_, err = c.router.onLeader(ctx, b.j.cluster, b.shard, callKind{}, func(at server) error {
-		defer b.first.skip()
+		defer b.first.Skip()
 		return c.router.try(ctx, b.shard, at, func(ctx context.Context, stub stub) error {
-			reply, err := stepPushes.send(ctx, b.first, stub, req)
+			reply, err := wave.Steps.Send(ctx, b.first, stub, req)
 			outcome, b.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
 			b.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
 			return c.cluster.retryUntilTableKnown(err, req.Payload)

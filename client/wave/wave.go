@@ -1,4 +1,5 @@
-package client
+// Package wave sends the first tries of the batches of one pull, push or step together: one call for each server.
+package wave
 
 import (
 	"context"
@@ -15,20 +16,27 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// sharedBytes limits the payloads of one shared request, unless it has a single batch. A larger request
+// SharedBytes limits the payloads of one shared request, unless it has a single batch. A larger request
 // would delay its first batch, and the cost of a call is small against that of so many bytes.
-const sharedBytes = 1 << 20
+const SharedBytes = 1 << 20
 
-// stub is the server of a try.
-type stub struct {
+// AnnounceMinBytes: requests with a batch of at least this size announce it in a header, so
+// that an overloaded server can refuse them before it reads the body. Reading a smaller
+// body costs the server less than reading the header.
+const AnnounceMinBytes = 16 << 10
+
+// Server is the server of a try. A try that Relayed marks is for another server that forwards it: it is sent alone,
+// because servers do not forward shared calls.
+type Server struct {
 	rowraftv1.TableClient
-	at server
+	Addr    string
+	Relayed bool
 }
 
-// calls are the two ways to send a request Q: alone, or with others in one call whose replies R come as
+// Calls are the two ways to send a request Q: alone, or with others in one call whose replies R come as
 // they are ready and name their batch. A call for one batch stays unary, because a stream costs a third
-// more (DESIGN.md).
-type calls[Q, R any] struct {
+// more (client/DESIGN.md).
+type Calls[Q, R any] struct {
 	alone   func(context.Context, rowraftv1.TableClient, *Q) (*R, error)
 	shared  func(context.Context, rowraftv1.TableClient, []*Q) (grpc.ServerStreamingClient[R], error)
 	payload func(*Q) []byte
@@ -36,7 +44,8 @@ type calls[Q, R any] struct {
 	err     func(*R) *rowraftv1.ErrorDetail
 }
 
-var pulls = calls[rowraftv1.PullRequest, rowraftv1.PullReply]{
+// Pulls, Writes and Steps are the calls of the Table service that can be shared.
+var Pulls = Calls[rowraftv1.PullRequest, rowraftv1.PullReply]{
 	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 		return to.Pull(ctx, q)
 	},
@@ -49,7 +58,7 @@ var pulls = calls[rowraftv1.PullRequest, rowraftv1.PullReply]{
 	err:     (*rowraftv1.PullReply).GetError,
 }
 
-var writes = calls[rowraftv1.WriteRequest, rowraftv1.WriteReply]{
+var Writes = Calls[rowraftv1.WriteRequest, rowraftv1.WriteReply]{
 	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 		return to.Write(announce(ctx, q), q)
 	},
@@ -62,7 +71,7 @@ var writes = calls[rowraftv1.WriteRequest, rowraftv1.WriteReply]{
 	err:     (*rowraftv1.WriteReply).GetError,
 }
 
-var stepPushes = calls[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{
+var Steps = Calls[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{
 	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply,
 		error) {
 		return to.PushStep(ctx, q)
@@ -83,7 +92,7 @@ func announce(ctx context.Context, qs ...*rowraftv1.WriteRequest) context.Contex
 		sizes[i] = rpc.BatchSize{Shard: q.Shard, Bytes: len(q.Payload), Delete: q.Op == rowraftv1.WriteOp(wire.OpDelete)}
 		bytes += len(q.Payload)
 	}
-	if bytes < announceMinBytes {
+	if bytes < AnnounceMinBytes {
 		return ctx
 	}
 	return rpc.WithBatchSizes(ctx, sizes...)
@@ -93,24 +102,25 @@ func announce(ctx context.Context, qs ...*rowraftv1.WriteRequest) context.Contex
 // start when each batch has joined, with the server that it has chosen, or is skipped. A batch whose first try fails is
 // sent again alone.
 //
-// Lock order: mu, then lifetime.mu.
+// Lock order: mu, then the locks of spawn.
 type wave[Q, R any] struct {
-	c     *Client
-	calls *calls[Q, R]
+	ctx   context.Context // ends with the client
+	spawn func(func()) error
+	calls *Calls[Q, R]
 
 	mu     sync.Mutex
 	absent int                             // batches that have neither joined nor are skipped
 	joined map[string][]*sharedBatch[Q, R] // by the address of the server
 }
 
-// newWave returns the first tries of n batches that are sent together. The goroutine of each batch must call send or
-// skip with its try soon, because the others wait for it. A single batch has a nil try.
-func newWave[Q, R any](c *Client, calls *calls[Q, R], n int) []*firstTry[Q, R] {
-	tries := make([]*firstTry[Q, R], n)
+// New returns the first tries of n batches that are sent together. The goroutine of each batch must call Send or
+// Skip with its try soon, because the others wait for it. A single batch has a nil try.
+func New[Q, R any](ctx context.Context, spawn func(func()) error, calls *Calls[Q, R], n int) []*Try[Q, R] {
+	tries := make([]*Try[Q, R], n)
 	if n > 1 {
-		w := &wave[Q, R]{c: c, calls: calls, absent: n, joined: make(map[string][]*sharedBatch[Q, R])}
+		w := &wave[Q, R]{ctx: ctx, spawn: spawn, calls: calls, absent: n, joined: make(map[string][]*sharedBatch[Q, R])}
 		for i := range tries {
-			tries[i] = &firstTry[Q, R]{wave: w}
+			tries[i] = &Try[Q, R]{wave: w}
 		}
 	}
 	return tries
@@ -127,7 +137,7 @@ func (w *wave[Q, R]) sendLocked() {
 		for len(batches) > 0 {
 			n, bytes := 0, 0
 			for ; n < min(len(batches), rpc.MaxBatches); n++ {
-				if bytes += len(w.calls.payload(batches[n].req)); n > 0 && bytes > sharedBytes {
+				if bytes += len(w.calls.payload(batches[n].req)); n > 0 && bytes > SharedBytes {
 					break
 				}
 			}
@@ -161,9 +171,9 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 	for i, b := range batches {
 		b.call, b.index = call, i
 	}
-	err := w.c.spawn(func() {
+	err := w.spawn(func() {
 		defer call.cancel()
-		defer context.AfterFunc(w.c.ctx, call.cancel)()
+		defer context.AfterFunc(w.ctx, call.cancel)()
 		call.run(ctx, first.to)
 	})
 	if err != nil {
@@ -174,9 +184,9 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 	}
 }
 
-// firstTry is the place of one batch in a wave. It is safe for concurrent use: a bounded read has several goroutines
-// that use one, and wave.mu guards used. A nil firstTry sends the batch alone.
-type firstTry[Q, R any] struct {
+// Try is the place of one batch in a wave. It is safe for concurrent use: a bounded read has several goroutines
+// that use one, and wave.mu guards used. A nil Try sends the batch alone.
+type Try[Q, R any] struct {
 	wave *wave[Q, R]
 	used bool // under wave.mu: the batch has joined or is skipped
 }
@@ -201,8 +211,8 @@ type shared[R any] struct {
 	alone bool
 }
 
-// skip takes the batch out of the wave, so that the others do not wait for it. It has no effect after send.
-func (t *firstTry[Q, R]) skip() {
+// Skip takes the batch out of the wave, so that the others do not wait for it. It has no effect after Send.
+func (t *Try[Q, R]) Skip() {
 	if t == nil {
 		return
 	}
@@ -216,11 +226,11 @@ func (t *firstTry[Q, R]) skip() {
 	}
 }
 
-// send is one try of a batch. The first one joins the other batches for the server, unless the server is to
+// Send is one try of a batch. The first one joins the other batches for the server, unless the server is to
 // forward it. When ctx ends, the batch leaves the shared call, which goes on for the others.
-func (k *calls[Q, R]) send(ctx context.Context, t *firstTry[Q, R], to stub, req *Q) (*R, error) {
-	if t == nil || to.at.forwards() {
-		t.skip()
+func (k *Calls[Q, R]) Send(ctx context.Context, t *Try[Q, R], to Server, req *Q) (*R, error) {
+	if t == nil || to.Relayed {
+		t.Skip()
 		return k.alone(ctx, to.TableClient, req)
 	}
 	w := t.wave
@@ -230,7 +240,7 @@ func (k *calls[Q, R]) send(ctx context.Context, t *firstTry[Q, R], to stub, req 
 		return k.alone(ctx, to.TableClient, req)
 	}
 	b := &sharedBatch[Q, R]{ctx: ctx, to: to.TableClient, req: req, result: make(chan shared[R], 1)}
-	w.joined[to.at.addr] = append(w.joined[to.at.addr], b)
+	w.joined[to.Addr] = append(w.joined[to.Addr], b)
 	t.used = true
 	w.absent--
 	w.sendLocked()
@@ -255,7 +265,7 @@ func (k *calls[Q, R]) send(ctx context.Context, t *firstTry[Q, R], to stub, req 
 
 // sharedCall is one call with several batches. Its goroutine gives each batch its result.
 type sharedCall[Q, R any] struct {
-	calls   *calls[Q, R]
+	calls   *Calls[Q, R]
 	batches []*sharedBatch[Q, R]
 	cancel  context.CancelFunc
 

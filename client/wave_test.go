@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -195,12 +196,12 @@ func sendTwo(t *testing.T, c *Client, addr string, first, second context.Context
 	if err != nil {
 		t.Fatal(err)
 	}
-	to := stub{rowraftv1.NewTableClient(conn), server{node: "n", addr: addr, leader: "n"}}
-	tries := newWave(c, &pulls, 2)
+	to := stub{TableClient: rowraftv1.NewTableClient(conn), Addr: addr}
+	tries := wave.New(c.ctx, c.spawn, &wave.Pulls, 2)
 	for i, ctx := range []context.Context{first, second} {
 		results[i] = make(chan error, 1)
 		go func() {
-			_, err := pulls.send(ctx, tries[i], to, &rowraftv1.PullRequest{Shard: uint32(i)})
+			_, err := wave.Pulls.Send(ctx, tries[i], to, &rowraftv1.PullRequest{Shard: uint32(i)})
 			results[i] <- err
 		}()
 	}
@@ -294,15 +295,16 @@ func TestABatchThatLeavesIsNotWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	to := stub{rowraftv1.NewTableClient(conn), server{node: "n", addr: s.m.Nodes[0].Addr, leader: "n"}}
-	tries := newWave(c, &pulls, 3)
+	to := stub{TableClient: rowraftv1.NewTableClient(conn), Addr: s.m.Nodes[0].Addr}
+	tries := wave.New(c.ctx, c.spawn, &wave.Pulls, 3)
 	a, b, never := tries[0], tries[1], tries[2]
-	if _, err := pulls.send(gone, a, to, &rowraftv1.PullRequest{Shard: 0}); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+	_, err = wave.Pulls.Send(gone, a, to, &rowraftv1.PullRequest{Shard: 0})
+	if rowraft.CodeOf(err) != rowraft.CodeDeadline {
 		t.Errorf("a caller that has left: %v, want CodeDeadline", err)
 	}
-	never.skip()
-	never.skip()
-	if _, err := pulls.send(patience(t), b, to, &rowraftv1.PullRequest{Shard: 1}); err != nil {
+	never.Skip()
+	never.Skip()
+	if _, err := wave.Pulls.Send(patience(t), b, to, &rowraftv1.PullRequest{Shard: 1}); err != nil {
 		t.Error(err)
 	}
 }
@@ -409,17 +411,17 @@ func TestSharedRequestsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	to := stub{rowraftv1.NewTableClient(conn), server{node: "n", addr: s.m.Nodes[0].Addr, leader: "n"}}
+	to := stub{TableClient: rowraftv1.NewTableClient(conn), Addr: s.m.Nodes[0].Addr}
 	for _, tc := range []struct{ batches, bytes, calls int }{
 		{2 * rpc.MaxBatches, 8, 2},
-		{8, sharedBytes / 4, 2},
-		{3, sharedBytes, 0}, // each alone
+		{8, wave.SharedBytes / 4, 2},
+		{3, wave.SharedBytes, 0}, // each alone
 	} {
 		sizes.Clear()
 		errs, ctx := make(chan error, tc.batches), patience(t)
-		for _, try := range newWave(c, &pulls, tc.batches) {
+		for _, try := range wave.New(c.ctx, c.spawn, &wave.Pulls, tc.batches) {
 			go func() {
-				_, err := pulls.send(ctx, try, to, &rowraftv1.PullRequest{Payload: make([]byte, tc.bytes)})
+				_, err := wave.Pulls.Send(ctx, try, to, &rowraftv1.PullRequest{Payload: make([]byte, tc.bytes)})
 				errs <- err
 			}()
 		}
@@ -431,7 +433,7 @@ func TestSharedRequestsAreBounded(t *testing.T) {
 		calls := 0
 		sizes.Range(func(_, size any) bool {
 			calls++
-			if n := size.(int); n > rpc.MaxBatches || n*tc.bytes > sharedBytes {
+			if n := size.(int); n > rpc.MaxBatches || n*tc.bytes > wave.SharedBytes {
 				t.Errorf("a request of %d batches of %d bytes", n, tc.bytes)
 			}
 			return true
