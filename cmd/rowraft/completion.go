@@ -105,7 +105,7 @@ var flagValues = []struct {
 	names      namer
 }{
 	{"shard list", "table", tableNames}, {"shard move", "from", nodeNames}, {"shard move", "to", nodeNames},
-	{"shard transfer-leader", "to", nodeNames},
+	{"shard transfer-leader", "to", nodeNames}, {"hot keys", "table", tableNames}, {"hot shards", "table", tableNames},
 }
 
 // completeNames adds completion of the cluster's names to the commands under root. It panics if one of them does not

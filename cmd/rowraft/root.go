@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/debug"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/demo"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/dev"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/hot"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/job"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/logs"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/node"
@@ -99,6 +100,7 @@ Exit codes, of every command:
 		table.NewCmd(g),
 		table.NewRowCmd(g),
 		shard.NewCmd(g),
+		hot.NewCmd(g),
 		node.NewOperationCmd(g),
 		logs.NewCmd(g),
 		checkpoint.NewCmd(g),

@@ -68,6 +68,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Replicas/SweepSlots":     servers,
 	"/rowraft.v1.Replicas/JobState":       watchers,
 	"/rowraft.v1.Replicas/NodeStatus":     watchers,
+	"/rowraft.v1.Replicas/HotKeys":        watchers,
 	"/rowraft.v1.Replicas/Digest":         watchers,
 	"/rowraft.v1.Replicas/NotedDigest":    watchers,
 	"/rowraft.v1.Replicas/Prove":          watchers,

@@ -74,6 +74,7 @@ type Host struct {
 	traffic *traffic.Counts
 	queued  histogram.Durations  // time of parts of pushes in the queues before the logs
 	stages  raftstore.StageTimes // stages of the entries that this server proposed
+	heat    sync.Map             // ShardID → *hot.Sketch of the accesses here
 
 	// cluster is the map of the last Follow.
 	cluster atomic.Pointer[clustermap.Map]

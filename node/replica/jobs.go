@@ -41,6 +41,9 @@ func (s *tableService) pushStep(ctx context.Context,
 	if err := r.mayChange(ctx, p.Payload); err != nil {
 		return nil, err
 	}
+	if r.leading.Load() != 0 {
+		r.heat.Add(p.Payload, true)
+	}
 	result, err := r.pushStep(ctx, p)
 	if err != nil {
 		return nil, err

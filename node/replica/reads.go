@@ -70,6 +70,7 @@ func (s *tableService) pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 		t.Release()
 		return nil, err
 	}
+	r.heat.Add(req.Payload, false)
 	t.Shrink(len(got.payload)) // the request's bytes are released on return
 	admit.KeepUntilTaken(ctx, t)
 	return &rowraftv1.PullReply{

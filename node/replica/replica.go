@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/node/freshness"
+	"github.com/rowraft/rowraft/node/hot"
 	"github.com/rowraft/rowraft/node/packer"
 	"github.com/rowraft/rowraft/node/steps"
 	"github.com/rowraft/rowraft/raftstore"
@@ -47,6 +48,7 @@ type replica struct {
 
 	provedAt atomic.Int64 // Unix nanoseconds of the last comparison in which this replica agreed; 0: none since the start
 	reads    readCounts
+	heat     *hot.Sketch // accesses to the shard on this server
 
 	lastProved atomic.Uint64 // index that provedAt belongs to
 
@@ -136,8 +138,8 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	r := &replica{
 		shard: s.ID, node: h.opts.Node, id: self.ID, machine: machine, opened: make(chan struct{}),
 		fenced: make(chan struct{}), mayLog: h.opts.MayLog,
-		admit: h.opts.Admission,
-		log:   h.log.With("shard", uint32(s.ID), "replica", string(self.ID)),
+		admit: h.opts.Admission, heat: h.heatOf(s.ID),
+		log: h.log.With("shard", uint32(s.ID), "replica", string(self.ID)),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.rounds = digestRounds{r: r, every: h.opts.ProofEvery, conn: h.conn, round: make(chan struct{}, 1)}
@@ -271,6 +273,7 @@ func (r *replica) write(ctx context.Context, p wire.Part) (index rowraft.Index, 
 		rpc.Pool.Release(p.Payload)
 		return r.machine.AppliedIndex(), duplicate, err
 	}
+	r.countWrite(&p)
 	done, err := r.packer.Submit(ctx, p, t)
 	if err != nil {
 		t.Release()

@@ -1785,6 +1785,324 @@ func (x *NodeStatusReply) GetOpsAddr() string {
 	return ""
 }
 
+type HotKeysRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         uint64                 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"` // id; 0: all tables
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"` // keys of a shard; at most 1,024
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HotKeysRequest) Reset() {
+	*x = HotKeysRequest{}
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HotKeysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HotKeysRequest) ProtoMessage() {}
+
+func (x *HotKeysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HotKeysRequest.ProtoReflect.Descriptor instead.
+func (*HotKeysRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *HotKeysRequest) GetTable() uint64 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
+}
+
+func (x *HotKeysRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type HotKeysReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shards        []*ShardHeat           `protobuf:"bytes,1,rep,name=shards,proto3" json:"shards,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HotKeysReply) Reset() {
+	*x = HotKeysReply{}
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HotKeysReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HotKeysReply) ProtoMessage() {}
+
+func (x *HotKeysReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HotKeysReply.ProtoReflect.Descriptor instead.
+func (*HotKeysReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *HotKeysReply) GetShards() []*ShardHeat {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+// ShardHeat counts what this server did for one shard. Older accesses count less: those of the last 30 to 60 s fully,
+// those of every 30 s before half as much as the next.
+type ShardHeat struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Leader        bool                   `protobuf:"varint,2,opt,name=leader,proto3" json:"leader,omitempty"`               // this server leads it
+	OverNs        uint64                 `protobuf:"varint,3,opt,name=over_ns,json=overNs,proto3" json:"over_ns,omitempty"` // counts divided by this time are accesses per second
+	Tables        []*TableHeat           `protobuf:"bytes,4,rep,name=tables,proto3" json:"tables,omitempty"`
+	Keys          []*HotKey              `protobuf:"bytes,5,rep,name=keys,proto3" json:"keys,omitempty"`     // the most frequent first
+	Floor         float64                `protobuf:"fixed64,6,opt,name=floor,proto3" json:"floor,omitempty"` // other keys have at most this count
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShardHeat) Reset() {
+	*x = ShardHeat{}
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShardHeat) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShardHeat) ProtoMessage() {}
+
+func (x *ShardHeat) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShardHeat.ProtoReflect.Descriptor instead.
+func (*ShardHeat) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ShardHeat) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ShardHeat) GetLeader() bool {
+	if x != nil {
+		return x.Leader
+	}
+	return false
+}
+
+func (x *ShardHeat) GetOverNs() uint64 {
+	if x != nil {
+		return x.OverNs
+	}
+	return 0
+}
+
+func (x *ShardHeat) GetTables() []*TableHeat {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+func (x *ShardHeat) GetKeys() []*HotKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *ShardHeat) GetFloor() float64 {
+	if x != nil {
+		return x.Floor
+	}
+	return 0
+}
+
+type TableHeat struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         uint64                 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"`    // id
+	Pulled        float64                `protobuf:"fixed64,2,opt,name=pulled,proto3" json:"pulled,omitempty"` // rows
+	Pushed        float64                `protobuf:"fixed64,3,opt,name=pushed,proto3" json:"pushed,omitempty"`
+	Samples       float64                `protobuf:"fixed64,4,opt,name=samples,proto3" json:"samples,omitempty"` // the counts of its keys are as exact as those of so many independent accesses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TableHeat) Reset() {
+	*x = TableHeat{}
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TableHeat) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TableHeat) ProtoMessage() {}
+
+func (x *TableHeat) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TableHeat.ProtoReflect.Descriptor instead.
+func (*TableHeat) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *TableHeat) GetTable() uint64 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
+}
+
+func (x *TableHeat) GetPulled() float64 {
+	if x != nil {
+		return x.Pulled
+	}
+	return 0
+}
+
+func (x *TableHeat) GetPushed() float64 {
+	if x != nil {
+		return x.Pushed
+	}
+	return 0
+}
+
+func (x *TableHeat) GetSamples() float64 {
+	if x != nil {
+		return x.Samples
+	}
+	return 0
+}
+
+type HotKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         uint64                 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"` // id
+	Key           uint64                 `protobuf:"varint,2,opt,name=key,proto3" json:"key,omitempty"`
+	Count         float64                `protobuf:"fixed64,3,opt,name=count,proto3" json:"count,omitempty"` // estimated pulls and pushes
+	Error         float64                `protobuf:"fixed64,4,opt,name=error,proto3" json:"error,omitempty"` // the count may be too high by so much, the error of the samples apart
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HotKey) Reset() {
+	*x = HotKey{}
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HotKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HotKey) ProtoMessage() {}
+
+func (x *HotKey) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HotKey.ProtoReflect.Descriptor instead.
+func (*HotKey) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *HotKey) GetTable() uint64 {
+	if x != nil {
+		return x.Table
+	}
+	return 0
+}
+
+func (x *HotKey) GetKey() uint64 {
+	if x != nil {
+		return x.Key
+	}
+	return 0
+}
+
+func (x *HotKey) GetCount() float64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *HotKey) GetError() float64 {
+	if x != nil {
+		return x.Error
+	}
+	return 0
+}
+
 type DigestRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -1795,7 +2113,7 @@ type DigestRequest struct {
 
 func (x *DigestRequest) Reset() {
 	*x = DigestRequest{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +2125,7 @@ func (x *DigestRequest) String() string {
 func (*DigestRequest) ProtoMessage() {}
 
 func (x *DigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +2138,7 @@ func (x *DigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestRequest.ProtoReflect.Descriptor instead.
 func (*DigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DigestRequest) GetShard() uint32 {
@@ -1848,7 +2166,7 @@ type DigestReply struct {
 
 func (x *DigestReply) Reset() {
 	*x = DigestReply{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +2178,7 @@ func (x *DigestReply) String() string {
 func (*DigestReply) ProtoMessage() {}
 
 func (x *DigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +2191,7 @@ func (x *DigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestReply.ProtoReflect.Descriptor instead.
 func (*DigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DigestReply) GetAppliedIndex() uint64 {
@@ -2051,7 +2369,29 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	" \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
 	"\aprofile\x18\v \x01(\tR\aprofile\x120\n" +
 	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\x12\x19\n" +
-	"\bops_addr\x18\r \x01(\tR\aopsAddr\"B\n" +
+	"\bops_addr\x18\r \x01(\tR\aopsAddr\"<\n" +
+	"\x0eHotKeysRequest\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"=\n" +
+	"\fHotKeysReply\x12-\n" +
+	"\x06shards\x18\x01 \x03(\v2\x15.rowraft.v1.ShardHeatR\x06shards\"\xbf\x01\n" +
+	"\tShardHeat\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
+	"\x06leader\x18\x02 \x01(\bR\x06leader\x12\x17\n" +
+	"\aover_ns\x18\x03 \x01(\x04R\x06overNs\x12-\n" +
+	"\x06tables\x18\x04 \x03(\v2\x15.rowraft.v1.TableHeatR\x06tables\x12&\n" +
+	"\x04keys\x18\x05 \x03(\v2\x12.rowraft.v1.HotKeyR\x04keys\x12\x14\n" +
+	"\x05floor\x18\x06 \x01(\x01R\x05floor\"k\n" +
+	"\tTableHeat\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x16\n" +
+	"\x06pulled\x18\x02 \x01(\x01R\x06pulled\x12\x16\n" +
+	"\x06pushed\x18\x03 \x01(\x01R\x06pushed\x12\x18\n" +
+	"\asamples\x18\x04 \x01(\x01R\asamples\"\\\n" +
+	"\x06HotKey\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\x04R\x03key\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x01R\x05count\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\x01R\x05error\"B\n" +
 	"\rDigestRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tmin_index\x18\x02 \x01(\x04R\bminIndex\"^\n" +
@@ -2063,7 +2403,7 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\x1aDIGEST_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15DIGEST_VERDICT_AGREED\x10\x01\x12\x1a\n" +
 	"\x16DIGEST_VERDICT_DIVIDED\x10\x02\x12\x1c\n" +
-	"\x18DIGEST_VERDICT_UNDECIDED\x10\x032\xab\t\n" +
+	"\x18DIGEST_VERDICT_UNDECIDED\x10\x032\xec\t\n" +
 	"\bReplicas\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12T\n" +
 	"\x0eDropShardTable\x12!.rowraft.v1.DropShardTableRequest\x1a\x1f.rowraft.v1.DropShardTableReply\x12E\n" +
@@ -2071,7 +2411,8 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\x06EndJob\x12\x19.rowraft.v1.EndJobRequest\x1a\x17.rowraft.v1.EndJobReply\x12B\n" +
 	"\bJobState\x12\x1b.rowraft.v1.JobStateRequest\x1a\x19.rowraft.v1.JobStateReply\x12H\n" +
 	"\n" +
-	"NodeStatus\x12\x1d.rowraft.v1.NodeStatusRequest\x1a\x1b.rowraft.v1.NodeStatusReply\x12<\n" +
+	"NodeStatus\x12\x1d.rowraft.v1.NodeStatusRequest\x1a\x1b.rowraft.v1.NodeStatusReply\x12?\n" +
+	"\aHotKeys\x12\x1a.rowraft.v1.HotKeysRequest\x1a\x18.rowraft.v1.HotKeysReply\x12<\n" +
 	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12K\n" +
 	"\vNotedDigest\x12\x1e.rowraft.v1.NotedDigestRequest\x1a\x1c.rowraft.v1.NotedDigestReply\x12E\n" +
 	"\tReadIndex\x12\x1c.rowraft.v1.ReadIndexRequest\x1a\x1a.rowraft.v1.ReadIndexReply\x129\n" +
@@ -2097,7 +2438,7 @@ func file_rowraft_v1_replicas_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_replicas_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_replicas_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_rowraft_v1_replicas_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_rowraft_v1_replicas_proto_goTypes = []any{
 	(DigestVerdict)(0),            // 0: rowraft.v1.DigestVerdict
 	(*ReadIndexRequest)(nil),      // 1: rowraft.v1.ReadIndexRequest
@@ -2126,72 +2467,82 @@ var file_rowraft_v1_replicas_proto_goTypes = []any{
 	(*EnsureTableReply)(nil),      // 24: rowraft.v1.EnsureTableReply
 	(*NodeStatusRequest)(nil),     // 25: rowraft.v1.NodeStatusRequest
 	(*NodeStatusReply)(nil),       // 26: rowraft.v1.NodeStatusReply
-	(*DigestRequest)(nil),         // 27: rowraft.v1.DigestRequest
-	(*DigestReply)(nil),           // 28: rowraft.v1.DigestReply
-	(*MemberStatus)(nil),          // 29: rowraft.v1.MemberStatus
-	(*Replica)(nil),               // 30: rowraft.v1.Replica
-	(*DataPosition)(nil),          // 31: rowraft.v1.DataPosition
-	(*TableSchema)(nil),           // 32: rowraft.v1.TableSchema
-	(*ReplicaStatus)(nil),         // 33: rowraft.v1.ReplicaStatus
-	(*Disk)(nil),                  // 34: rowraft.v1.Disk
-	(*Slowness)(nil),              // 35: rowraft.v1.Slowness
-	(*WriteShardFileRequest)(nil), // 36: rowraft.v1.WriteShardFileRequest
-	(*RestoreShardRequest)(nil),   // 37: rowraft.v1.RestoreShardRequest
-	(*SweepSlotsRequest)(nil),     // 38: rowraft.v1.SweepSlotsRequest
-	(*WriteShardFileReply)(nil),   // 39: rowraft.v1.WriteShardFileReply
-	(*RestoreShardReply)(nil),     // 40: rowraft.v1.RestoreShardReply
-	(*SweepSlotsReply)(nil),       // 41: rowraft.v1.SweepSlotsReply
+	(*HotKeysRequest)(nil),        // 27: rowraft.v1.HotKeysRequest
+	(*HotKeysReply)(nil),          // 28: rowraft.v1.HotKeysReply
+	(*ShardHeat)(nil),             // 29: rowraft.v1.ShardHeat
+	(*TableHeat)(nil),             // 30: rowraft.v1.TableHeat
+	(*HotKey)(nil),                // 31: rowraft.v1.HotKey
+	(*DigestRequest)(nil),         // 32: rowraft.v1.DigestRequest
+	(*DigestReply)(nil),           // 33: rowraft.v1.DigestReply
+	(*MemberStatus)(nil),          // 34: rowraft.v1.MemberStatus
+	(*Replica)(nil),               // 35: rowraft.v1.Replica
+	(*DataPosition)(nil),          // 36: rowraft.v1.DataPosition
+	(*TableSchema)(nil),           // 37: rowraft.v1.TableSchema
+	(*ReplicaStatus)(nil),         // 38: rowraft.v1.ReplicaStatus
+	(*Disk)(nil),                  // 39: rowraft.v1.Disk
+	(*Slowness)(nil),              // 40: rowraft.v1.Slowness
+	(*WriteShardFileRequest)(nil), // 41: rowraft.v1.WriteShardFileRequest
+	(*RestoreShardRequest)(nil),   // 42: rowraft.v1.RestoreShardRequest
+	(*SweepSlotsRequest)(nil),     // 43: rowraft.v1.SweepSlotsRequest
+	(*WriteShardFileReply)(nil),   // 44: rowraft.v1.WriteShardFileReply
+	(*RestoreShardReply)(nil),     // 45: rowraft.v1.RestoreShardReply
+	(*SweepSlotsReply)(nil),       // 46: rowraft.v1.SweepSlotsReply
 }
 var file_rowraft_v1_replicas_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.DigestVerdict
 	7,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
-	29, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
-	30, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
-	29, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
+	34, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
+	35, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
+	34, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
 	16, // 5: rowraft.v1.EnsureJobRequest.members:type_name -> rowraft.v1.JobMember
 	16, // 6: rowraft.v1.JobStateReply.members:type_name -> rowraft.v1.JobMember
-	31, // 7: rowraft.v1.JobStateReply.positions:type_name -> rowraft.v1.DataPosition
-	32, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
-	33, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
-	34, // 10: rowraft.v1.NodeStatusReply.disk:type_name -> rowraft.v1.Disk
-	35, // 11: rowraft.v1.NodeStatusReply.slowness:type_name -> rowraft.v1.Slowness
-	23, // 12: rowraft.v1.Replicas.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
-	14, // 13: rowraft.v1.Replicas.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
-	17, // 14: rowraft.v1.Replicas.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
-	19, // 15: rowraft.v1.Replicas.EndJob:input_type -> rowraft.v1.EndJobRequest
-	21, // 16: rowraft.v1.Replicas.JobState:input_type -> rowraft.v1.JobStateRequest
-	25, // 17: rowraft.v1.Replicas.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	27, // 18: rowraft.v1.Replicas.Digest:input_type -> rowraft.v1.DigestRequest
-	3,  // 19: rowraft.v1.Replicas.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
-	1,  // 20: rowraft.v1.Replicas.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
-	5,  // 21: rowraft.v1.Replicas.Prove:input_type -> rowraft.v1.ProveRequest
-	8,  // 22: rowraft.v1.Replicas.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	10, // 23: rowraft.v1.Replicas.Members:input_type -> rowraft.v1.MembersRequest
-	12, // 24: rowraft.v1.Replicas.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	36, // 25: rowraft.v1.Replicas.WriteShardFile:input_type -> rowraft.v1.WriteShardFileRequest
-	37, // 26: rowraft.v1.Replicas.RestoreShard:input_type -> rowraft.v1.RestoreShardRequest
-	38, // 27: rowraft.v1.Replicas.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
-	24, // 28: rowraft.v1.Replicas.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	15, // 29: rowraft.v1.Replicas.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
-	18, // 30: rowraft.v1.Replicas.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
-	20, // 31: rowraft.v1.Replicas.EndJob:output_type -> rowraft.v1.EndJobReply
-	22, // 32: rowraft.v1.Replicas.JobState:output_type -> rowraft.v1.JobStateReply
-	26, // 33: rowraft.v1.Replicas.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	28, // 34: rowraft.v1.Replicas.Digest:output_type -> rowraft.v1.DigestReply
-	4,  // 35: rowraft.v1.Replicas.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	2,  // 36: rowraft.v1.Replicas.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
-	6,  // 37: rowraft.v1.Replicas.Prove:output_type -> rowraft.v1.ProveReply
-	9,  // 38: rowraft.v1.Replicas.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	11, // 39: rowraft.v1.Replicas.Members:output_type -> rowraft.v1.MembersReply
-	13, // 40: rowraft.v1.Replicas.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	39, // 41: rowraft.v1.Replicas.WriteShardFile:output_type -> rowraft.v1.WriteShardFileReply
-	40, // 42: rowraft.v1.Replicas.RestoreShard:output_type -> rowraft.v1.RestoreShardReply
-	41, // 43: rowraft.v1.Replicas.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
-	28, // [28:44] is the sub-list for method output_type
-	12, // [12:28] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	36, // 7: rowraft.v1.JobStateReply.positions:type_name -> rowraft.v1.DataPosition
+	37, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
+	38, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
+	39, // 10: rowraft.v1.NodeStatusReply.disk:type_name -> rowraft.v1.Disk
+	40, // 11: rowraft.v1.NodeStatusReply.slowness:type_name -> rowraft.v1.Slowness
+	29, // 12: rowraft.v1.HotKeysReply.shards:type_name -> rowraft.v1.ShardHeat
+	30, // 13: rowraft.v1.ShardHeat.tables:type_name -> rowraft.v1.TableHeat
+	31, // 14: rowraft.v1.ShardHeat.keys:type_name -> rowraft.v1.HotKey
+	23, // 15: rowraft.v1.Replicas.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
+	14, // 16: rowraft.v1.Replicas.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
+	17, // 17: rowraft.v1.Replicas.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
+	19, // 18: rowraft.v1.Replicas.EndJob:input_type -> rowraft.v1.EndJobRequest
+	21, // 19: rowraft.v1.Replicas.JobState:input_type -> rowraft.v1.JobStateRequest
+	25, // 20: rowraft.v1.Replicas.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
+	27, // 21: rowraft.v1.Replicas.HotKeys:input_type -> rowraft.v1.HotKeysRequest
+	32, // 22: rowraft.v1.Replicas.Digest:input_type -> rowraft.v1.DigestRequest
+	3,  // 23: rowraft.v1.Replicas.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
+	1,  // 24: rowraft.v1.Replicas.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
+	5,  // 25: rowraft.v1.Replicas.Prove:input_type -> rowraft.v1.ProveRequest
+	8,  // 26: rowraft.v1.Replicas.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	10, // 27: rowraft.v1.Replicas.Members:input_type -> rowraft.v1.MembersRequest
+	12, // 28: rowraft.v1.Replicas.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	41, // 29: rowraft.v1.Replicas.WriteShardFile:input_type -> rowraft.v1.WriteShardFileRequest
+	42, // 30: rowraft.v1.Replicas.RestoreShard:input_type -> rowraft.v1.RestoreShardRequest
+	43, // 31: rowraft.v1.Replicas.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
+	24, // 32: rowraft.v1.Replicas.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	15, // 33: rowraft.v1.Replicas.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	18, // 34: rowraft.v1.Replicas.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
+	20, // 35: rowraft.v1.Replicas.EndJob:output_type -> rowraft.v1.EndJobReply
+	22, // 36: rowraft.v1.Replicas.JobState:output_type -> rowraft.v1.JobStateReply
+	26, // 37: rowraft.v1.Replicas.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	28, // 38: rowraft.v1.Replicas.HotKeys:output_type -> rowraft.v1.HotKeysReply
+	33, // 39: rowraft.v1.Replicas.Digest:output_type -> rowraft.v1.DigestReply
+	4,  // 40: rowraft.v1.Replicas.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	2,  // 41: rowraft.v1.Replicas.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
+	6,  // 42: rowraft.v1.Replicas.Prove:output_type -> rowraft.v1.ProveReply
+	9,  // 43: rowraft.v1.Replicas.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	11, // 44: rowraft.v1.Replicas.Members:output_type -> rowraft.v1.MembersReply
+	13, // 45: rowraft.v1.Replicas.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	44, // 46: rowraft.v1.Replicas.WriteShardFile:output_type -> rowraft.v1.WriteShardFileReply
+	45, // 47: rowraft.v1.Replicas.RestoreShard:output_type -> rowraft.v1.RestoreShardReply
+	46, // 48: rowraft.v1.Replicas.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
+	32, // [32:49] is the sub-list for method output_type
+	15, // [15:32] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_replicas_proto_init() }
@@ -2214,7 +2565,7 @@ func file_rowraft_v1_replicas_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_replicas_proto_rawDesc), len(file_rowraft_v1_replicas_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   28,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

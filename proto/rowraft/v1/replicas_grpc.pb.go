@@ -25,6 +25,7 @@ const (
 	Replicas_EndJob_FullMethodName         = "/rowraft.v1.Replicas/EndJob"
 	Replicas_JobState_FullMethodName       = "/rowraft.v1.Replicas/JobState"
 	Replicas_NodeStatus_FullMethodName     = "/rowraft.v1.Replicas/NodeStatus"
+	Replicas_HotKeys_FullMethodName        = "/rowraft.v1.Replicas/HotKeys"
 	Replicas_Digest_FullMethodName         = "/rowraft.v1.Replicas/Digest"
 	Replicas_NotedDigest_FullMethodName    = "/rowraft.v1.Replicas/NotedDigest"
 	Replicas_ReadIndex_FullMethodName      = "/rowraft.v1.Replicas/ReadIndex"
@@ -57,6 +58,8 @@ type ReplicasClient interface {
 	JobState(ctx context.Context, in *JobStateRequest, opts ...grpc.CallOption) (*JobStateReply, error)
 	// NodeStatus describes the replicas on this node.
 	NodeStatus(ctx context.Context, in *NodeStatusRequest, opts ...grpc.CallOption) (*NodeStatusReply, error)
+	// HotKeys returns the keys that are pulled and pushed most here, of each shard.
+	HotKeys(ctx context.Context, in *HotKeysRequest, opts ...grpc.CallOption) (*HotKeysReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
 	Digest(ctx context.Context, in *DigestRequest, opts ...grpc.CallOption) (*DigestReply, error)
 	// NotedDigest waits until the replica has applied a mark, then returns what it
@@ -147,6 +150,16 @@ func (c *replicasClient) NodeStatus(ctx context.Context, in *NodeStatusRequest, 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(NodeStatusReply)
 	err := c.cc.Invoke(ctx, Replicas_NodeStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *replicasClient) HotKeys(ctx context.Context, in *HotKeysRequest, opts ...grpc.CallOption) (*HotKeysReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HotKeysReply)
+	err := c.cc.Invoke(ctx, Replicas_HotKeys_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -276,6 +289,8 @@ type ReplicasServer interface {
 	JobState(context.Context, *JobStateRequest) (*JobStateReply, error)
 	// NodeStatus describes the replicas on this node.
 	NodeStatus(context.Context, *NodeStatusRequest) (*NodeStatusReply, error)
+	// HotKeys returns the keys that are pulled and pushed most here, of each shard.
+	HotKeys(context.Context, *HotKeysRequest) (*HotKeysReply, error)
 	// Digest waits until the replica has applied min_index, then returns its digest.
 	Digest(context.Context, *DigestRequest) (*DigestReply, error)
 	// NotedDigest waits until the replica has applied a mark, then returns what it
@@ -329,6 +344,9 @@ func (UnimplementedReplicasServer) JobState(context.Context, *JobStateRequest) (
 }
 func (UnimplementedReplicasServer) NodeStatus(context.Context, *NodeStatusRequest) (*NodeStatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeStatus not implemented")
+}
+func (UnimplementedReplicasServer) HotKeys(context.Context, *HotKeysRequest) (*HotKeysReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method HotKeys not implemented")
 }
 func (UnimplementedReplicasServer) Digest(context.Context, *DigestRequest) (*DigestReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Digest not implemented")
@@ -485,6 +503,24 @@ func _Replicas_NodeStatus_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ReplicasServer).NodeStatus(ctx, req.(*NodeStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Replicas_HotKeys_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HotKeysRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ReplicasServer).HotKeys(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Replicas_HotKeys_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ReplicasServer).HotKeys(ctx, req.(*HotKeysRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -688,6 +724,10 @@ var Replicas_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NodeStatus",
 			Handler:    _Replicas_NodeStatus_Handler,
+		},
+		{
+			MethodName: "HotKeys",
+			Handler:    _Replicas_HotKeys_Handler,
 		},
 		{
 			MethodName: "Digest",

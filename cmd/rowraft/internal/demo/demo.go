@@ -11,8 +11,11 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/hot"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
@@ -308,6 +311,9 @@ func (d *run) finish(ctx context.Context, procs *localcluster.Trainers) ([]local
 func (d *run) check(ctx context.Context, results []localcluster.TrainerResult) (*result, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
+	if err := d.showSkew(ctx); err != nil {
+		return nil, err
+	}
 	r := &result{Schema: "rowraft/v1", Seconds: time.Since(d.view.Start).Seconds(), Problems: []string{}}
 	acknowledged := make([]int64, len(results))
 	for i, t := range results {
@@ -331,6 +337,19 @@ func (d *run) check(ctx context.Context, results []localcluster.TrainerResult) (
 	r.FailoverSeconds, r.CatchUpSeconds = between(d.killedAt, d.recoveredAt), between(d.restartedAt, d.caughtUp)
 	r.judge(d.cfg.kill)
 	return r, nil
+}
+
+// showSkew prints how much of the accesses the hottest keys receive.
+func (d *run) showSkew(ctx context.Context) error {
+	line, err := hot.Summary(ctx, &remote.Flags{Endpoints: d.cluster.Endpoints(), Insecure: true, Timeout: checkTime,
+		AskLimit: route.AskLimit})
+	if err != nil {
+		return fmt.Errorf("skew: %w", err)
+	}
+	if line != "" {
+		d.view.Event("%s", line)
+	}
+	return nil
 }
 
 // judge lists what went wrong in the run.

@@ -1,0 +1,215 @@
+package hot
+
+import (
+	"cmp"
+	"container/heap"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
+)
+
+const (
+	// counters is the number of keys that a sketch counts: no error is larger than the 1,024th of all accesses.
+	counters = 1024
+	// One of minStride keys is counted, and about sampled keys of a large request.
+	minStride = 16
+	sampled   = 8
+	// halfLife is how often the counts halve.
+	halfLife = 30 * time.Second
+	// maxTables is the number of tables with totals of their own; there are no more in a shard.
+	maxTables = 1024
+)
+
+// Sketch counts the accesses to the hottest keys of one shard on one server. The zero Sketch is empty. Safe for
+// concurrent use.
+type Sketch struct {
+	mu      sync.Mutex
+	places  map[id]int32 // where counters has a key
+	heap    byCount
+	tables  map[rowraft.TableID]*Total
+	began   time.Time     // of the interval since counts were halved; zero: nothing was counted
+	earlier time.Duration // the intervals before it, halved as the counts are
+}
+
+type id struct {
+	table rowraft.TableID
+	key   rowraft.Key
+}
+
+// Count is how often a key was accessed: at most Count and at least Count − Error times, sampling apart.
+type Count struct {
+	Table        rowraft.TableID
+	Key          rowraft.Key
+	Count, Error float64
+}
+
+// Total is the number of accesses to a table.
+type Total struct {
+	Table          rowraft.TableID
+	Pulled, Pushed float64
+	Weights        float64 // sum of the squares of the samples' weights
+}
+
+// View is the content of a sketch.
+type View struct {
+	Over   time.Duration // the counts are those of about so long
+	Tables []Total
+	Keys   []Count // by count, the highest first
+	Floor  float64 // a key that is not among all Keys has at most this count
+}
+
+// Add counts the keys of a request, which begins with segments.
+func (s *Sketch) Add(segments []byte, push bool) {
+	n := 0
+	for rest := segments; len(rest) > 0; {
+		seg, _, next, err := wire.ParseSegment(rest)
+		if err != nil {
+			return // the service refuses the request
+		}
+		n, rest = n+seg.N, next
+	}
+	if n == 0 {
+		return
+	}
+	stride := max(minStride, n/sampled)
+	next := rand.IntN(stride)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.decayLocked(time.Now())
+	for len(segments) > 0 {
+		seg, body, rest, err := wire.ParseSegment(segments)
+		if err != nil {
+			return
+		}
+		segments = rest
+		t := s.totalLocked(seg.Table)
+		if push {
+			t.Pushed += float64(seg.N)
+		} else {
+			t.Pulled += float64(seg.N)
+		}
+		for ; next < seg.N; next += stride {
+			t.Weights += float64(stride) * float64(stride)
+			s.addLocked(id{seg.Table, body.Key(next)}, float64(stride))
+		}
+		next -= seg.N
+	}
+}
+
+func (s *Sketch) totalLocked(table rowraft.TableID) *Total {
+	t := s.tables[table]
+	if t == nil {
+		if len(s.tables) >= maxTables { // of dropped tables
+			clear(s.tables)
+		}
+		t = &Total{Table: table}
+		s.tables[table] = t
+	}
+	return t
+}
+
+func (s *Sketch) addLocked(k id, weight float64) {
+	if at, ok := s.places[k]; ok {
+		s.heap.list[at].Count += weight
+		heap.Fix(&s.heap, int(at))
+		return
+	}
+	if len(s.heap.list) < counters {
+		heap.Push(&s.heap, Count{Table: k.table, Key: k.key, Count: weight})
+		return
+	}
+	least := &s.heap.list[0]
+	delete(s.places, id{least.Table, least.Key})
+	*least = Count{Table: k.table, Key: k.key, Count: least.Count + weight, Error: least.Count}
+	s.places[k] = 0
+	heap.Fix(&s.heap, 0)
+}
+
+// decayLocked halves the counts for each interval that has passed.
+func (s *Sketch) decayLocked(now time.Time) {
+	if s.began.IsZero() {
+		s.places, s.tables = make(map[id]int32, counters), make(map[rowraft.TableID]*Total)
+		s.heap.places, s.began = s.places, now
+		return
+	}
+	n := int(now.Sub(s.began) / halfLife)
+	if n == 0 {
+		return
+	}
+	s.began = s.began.Add(time.Duration(n) * halfLife)
+	factor := 1.0
+	for ; n > 0 && factor > 1e-12; n-- {
+		factor /= 2
+		s.earlier = (s.earlier + halfLife) / 2
+	}
+	for i := range s.heap.list {
+		s.heap.list[i].Count *= factor
+		s.heap.list[i].Error *= factor
+	}
+	for _, t := range s.tables {
+		t.Pulled, t.Pushed, t.Weights = t.Pulled*factor, t.Pushed*factor, t.Weights*factor*factor
+	}
+}
+
+// View returns at most limit keys of a table; 0: of any table.
+func (s *Sketch) View(table rowraft.TableID, limit int) (v View) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if s.began.IsZero() {
+		return v
+	}
+	s.decayLocked(now)
+	v.Over = now.Sub(s.began) + s.earlier
+	for _, t := range s.tables {
+		if t.Pulled+t.Pushed >= 0.5 && (table == 0 || t.Table == table) {
+			v.Tables = append(v.Tables, *t)
+		}
+	}
+	slices.SortFunc(v.Tables, func(a, b Total) int { return cmp.Compare(a.Table, b.Table) })
+	for _, c := range s.heap.list {
+		if c.Count >= 0.5 && (table == 0 || c.Table == table) {
+			v.Keys = append(v.Keys, c)
+		}
+	}
+	slices.SortFunc(v.Keys, func(a, b Count) int {
+		if n := cmp.Compare(b.Count, a.Count); n != 0 {
+			return n
+		}
+		return cmp.Compare(a.Key, b.Key)
+	})
+	if len(s.heap.list) == counters {
+		v.Floor = s.heap.list[0].Count
+	}
+	if len(v.Keys) > limit {
+		v.Floor, v.Keys = max(v.Floor, v.Keys[limit].Count), v.Keys[:limit]
+	}
+	return v
+}
+
+// byCount is a heap with the lowest count first, which keeps the place of each key.
+type byCount struct {
+	list   []Count
+	places map[id]int32
+}
+
+func (h *byCount) Len() int           { return len(h.list) }
+func (h *byCount) Less(i, j int) bool { return h.list[i].Count < h.list[j].Count }
+
+func (h *byCount) Swap(i, j int) {
+	h.list[i], h.list[j] = h.list[j], h.list[i]
+	h.places[id{h.list[i].Table, h.list[i].Key}] = int32(i)
+	h.places[id{h.list[j].Table, h.list[j].Key}] = int32(j)
+}
+
+func (h *byCount) Push(x any) {
+	c := x.(Count)
+	h.places[id{c.Table, c.Key}] = int32(len(h.list))
+	h.list = append(h.list, c)
+}
+
+func (*byCount) Pop() any { panic("hot: a counter is never removed") }
