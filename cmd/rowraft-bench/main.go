@@ -129,6 +129,18 @@ rowraft-trainer in the directory of this binary or in PATH.`,
 		},
 	},
 	{
+		name: "cache", short: "Measure what copies of rows save a client", run: as(benchCache),
+		example: "  rowraft-bench cache --check --json",
+		long: `Pull batches of 26 features × 2,048 examples, each key once, from a table of --rows keys in one space,
+with keys drawn uniformly and by Zipf 0.8, 1.0 and 1.2, and count the bytes on the client's connections:
+without a cache, and with copies of up to 8 steps. A trainer pushes gradients of each row that it pulled;
+next to a reader another client pushes. It has no ramp: the bound is 8 steps from the first batch.`,
+		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
+			fl.Int64Var(&cfg.cacheBytes, "cache-bytes", 64<<20, "memory of the copies")
+			checkFlag(fl, cfg)
+		},
+	},
+	{
 		name: "scaling", short: "Measure the throughput of 1, 2 and 4 trainers", run: as(benchScaling),
 		example: "  rowraft-bench scaling --batches 12000",
 		long: `Train a long job in mode async with the defaults, with one, two and four trainers on this machine, and

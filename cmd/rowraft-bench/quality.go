@@ -178,12 +178,5 @@ func (r *qualityResult) print(w io.Writer) error {
 	for _, d := range r.Diffs {
 		pairs = append(pairs, d.Name, fmt.Sprintf("%+.4f (95 %%: %+.4f to %+.4f)", d.Mean, d.Lower, d.Upper))
 	}
-	verdict := "passed"
-	for i, f := range r.Failed {
-		if verdict += "; "; i == 0 {
-			verdict = "missed: "
-		}
-		verdict += f
-	}
-	return cli.Facts(w, append(pairs, "bars", verdict, "machine", r.host.String())...)
+	return cli.Facts(w, append(pairs, "bars", r.summary(), "machine", r.host.String())...)
 }

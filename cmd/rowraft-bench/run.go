@@ -53,6 +53,8 @@ type benchConfig struct {
 	failover  failoverConfig
 	quality   qualityConfig
 	batches   int // bench scaling: batches of a job
+	// cacheBytes is the memory of a client's copies in bench cache.
+	cacheBytes int64
 	// serverProfile is the file for a CPU profile of the first own server; "": none.
 	serverProfile string
 	serverBinary  string         // "": found by localcluster

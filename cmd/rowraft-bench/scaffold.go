@@ -72,6 +72,14 @@ func (b *bars) miss(format string, args ...any) {
 	b.Failed = append(b.Failed, fmt.Sprintf(format, args...))
 }
 
+// summary is the verdict for people.
+func (b *bars) summary() string {
+	if b.Passed {
+		return "passed"
+	}
+	return "missed: " + strings.Join(b.Failed, "; ")
+}
+
 // verdict is the error of a result that --check does not let pass.
 func (b *bars) verdict(op string) error {
 	if b.Passed {
