@@ -31,7 +31,7 @@ type Cache struct {
 
 	locks [stripes]lock
 
-	hits, stale, misses atomic.Uint64
+	hits, stale, misses, age, evicted atomic.Uint64
 }
 
 // lock is a mutex on a cache line of its own.
@@ -40,11 +40,19 @@ type lock struct {
 	_ [64 - unsafe.Sizeof(sync.Mutex{})]byte
 }
 
-// Stats counts the keys that Get was asked for since the cache was made.
+// Stats counts the keys that Get was asked for since the cache was made, and what Put evicted.
 type Stats struct {
-	Hits   uint64
-	Stale  uint64 // there was a copy, but it was too old
-	Misses uint64 // there was no copy
+	Hits    uint64
+	Stale   uint64 // there was a copy, but it was too old
+	Misses  uint64 // there was no copy
+	Age     uint64 // sum over the hits of Table.Get of how old the copy was, in the caller's unit
+	Evicted uint64 // copies that made room for the copy of another key
+}
+
+// add adds the counts of o.
+func (s *Stats) add(o Stats) {
+	s.Hits, s.Stale, s.Misses = s.Hits+o.Hits, s.Stale+o.Stale, s.Misses+o.Misses
+	s.Age, s.Evicted = s.Age+o.Age, s.Evicted+o.Evicted
 }
 
 // New returns an empty cache for rows of dim weights.
@@ -78,7 +86,12 @@ const (
 // Get fills dst, dim weights for each of keys, with the copies that are as of atLeast or newer. It returns the
 // indices of the other keys, whose part of dst it leaves as it is.
 func (c *Cache) Get(keys []rowraft.Key, atLeast uint64, dst []float32) (missed []int32) {
-	stale := 0
+	return c.get(keys, 0, atLeast, dst)
+}
+
+// get is Get at now, which counts the ages of the copies.
+func (c *Cache) get(keys []rowraft.Key, now, atLeast uint64, dst []float32) (missed []int32) {
+	stale, age := 0, uint64(0)
 	for i, key := range keys {
 		first, lock := c.set(key)
 		lock.Lock()
@@ -86,6 +99,7 @@ func (c *Cache) Get(keys []rowraft.Key, atLeast uint64, dst []float32) (missed [
 		fresh := at >= 0 && c.lines[at].asOf >= atLeast
 		if fresh {
 			c.lines[at].read = true
+			age += now - min(c.lines[at].asOf, now)
 			copy(dst[i*c.dim:(i+1)*c.dim], c.row(at))
 		}
 		lock.Unlock()
@@ -100,17 +114,21 @@ func (c *Cache) Get(keys []rowraft.Key, atLeast uint64, dst []float32) (missed [
 	c.hits.Add(uint64(len(keys) - len(missed)))
 	c.stale.Add(uint64(stale))
 	c.misses.Add(uint64(len(missed) - stale))
+	c.age.Add(age)
 	return missed
 }
 
 // Put keeps copies of the rows of keys, dim weights each, as of asOf, 1 or more. A newer copy stays.
 func (c *Cache) Put(keys []rowraft.Key, asOf uint64, rows []float32) {
+	evicted := uint64(0)
 	for i, key := range keys {
 		first, lock := c.set(key)
 		lock.Lock()
 		at := c.find(first, key)
 		if at < 0 {
-			at = c.victim(first)
+			if at = c.victim(first); c.lines[at].asOf != 0 {
+				evicted++
+			}
 		}
 		if l := &c.lines[at]; l.key != key || l.asOf <= asOf {
 			*l = line{key: key, asOf: asOf}
@@ -118,6 +136,7 @@ func (c *Cache) Put(keys []rowraft.Key, asOf uint64, rows []float32) {
 		}
 		lock.Unlock()
 	}
+	c.evicted.Add(evicted)
 }
 
 // Clear drops all copies.
@@ -174,7 +193,8 @@ func (c *Cache) victim(first int) int {
 
 func (c *Cache) row(at int) []float32 { return c.values[at*c.dim : (at+1)*c.dim] }
 
-// Stats returns the counts of Get.
+// Stats returns the counts.
 func (c *Cache) Stats() Stats {
-	return Stats{Hits: c.hits.Load(), Stale: c.stale.Load(), Misses: c.misses.Load()}
+	return Stats{Hits: c.hits.Load(), Stale: c.stale.Load(), Misses: c.misses.Load(), Age: c.age.Load(),
+		Evicted: c.evicted.Load()}
 }

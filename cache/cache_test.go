@@ -186,6 +186,28 @@ func TestClear(t *testing.T) {
 	}
 }
 
+func TestEvictionsAreCounted(t *testing.T) {
+	c := newCache(t, MinBytes, 1)
+	one, row, present := []rowraft.Key{0}, []float32{1}, 0
+	keys := 2 * len(c.lines)
+	for range 2 { // the second time some keys have a copy, and those of others make room again
+		for key := range keys {
+			one[0] = rowraft.Key(key)
+			if len(c.Get(one, 1, row)) > 0 {
+				c.Put(one, 1, row)
+			}
+		}
+	}
+	puts := c.Stats().Misses
+	for key := range keys {
+		one[0] = rowraft.Key(key)
+		present += 1 - len(c.Get(one, 1, row))
+	}
+	if got, want := c.Stats().Evicted, puts-uint64(present); got != want {
+		t.Errorf("%d copies evicted, want %d: of %d, %d are there", got, want, puts, present)
+	}
+}
+
 func TestTooSmall(t *testing.T) {
 	if _, err := New(MinBytes-1, 16); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("a cache of %d bytes: %v", MinBytes-1, err)

@@ -15,17 +15,17 @@ type Table struct {
 	byAge bool               // the unit of the first Get
 }
 
-// Get is [Cache.Get]; it also returns the epoch of the copies. The first call makes the cache: of so many bytes, for
-// rows of dim weights. byAge is the unit of atLeast.
+// Get is [Cache.Get] at now; it also returns the epoch of the copies. The first call makes the cache: of so many bytes,
+// for rows of dim weights. byAge is the unit of now and atLeast.
 //
 // Errors: those of New; CodeInvalidArgument for another unit than that of the first call.
-func (t *Table) Get(keys []rowraft.Key, atLeast uint64, dst []float32, dim int, bytes int64,
+func (t *Table) Get(keys []rowraft.Key, now, atLeast uint64, dst []float32, dim int, bytes int64,
 	byAge bool) (missed []int32, epoch rowraft.TableEpoch, err error) {
 	rows, epoch, err := t.open(dim, bytes, byAge)
 	if err != nil {
 		return nil, 0, err
 	}
-	return rows.Get(keys, atLeast, dst), epoch, nil
+	return rows.get(keys, now, atLeast, dst), epoch, nil
 }
 
 // open returns the cache and its epoch. The first call makes it.
@@ -74,12 +74,11 @@ func (t *Table) Free() {
 	t.rows, t.epoch = nil, 0
 }
 
-// AddTo adds the counts of Get to sum.
+// AddTo adds the counts to sum.
 func (t *Table) AddTo(sum *Stats) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.rows != nil {
-		s := t.rows.Stats()
-		sum.Hits, sum.Stale, sum.Misses = sum.Hits+s.Hits, sum.Stale+s.Stale, sum.Misses+s.Misses
+		sum.add(t.rows.Stats())
 	}
 }

@@ -16,7 +16,7 @@ import (
 // restore is noticed when the next row of the table is pulled: then all its copies are dropped.
 type Reuse = cache.Reuse
 
-// Copies counts the rows of pulls with Reuse.
+// Copies counts the rows of pulls with Reuse. Age is in the unit of the caller's Now, or in nanoseconds with MaxAge.
 type Copies = cache.Stats
 
 // Copies returns what the client's copies of all tables have answered.
@@ -44,18 +44,18 @@ func (c *Client) pullReusing(ctx context.Context, how *Read, segs []Segment) (Fr
 		return Freshness{}, err
 	}
 	ask, parts := make([]Segment, 0, len(segs)), make([]reused, 0, len(segs))
-	for i := range segs {
-		s := &segs[i]
+	for _, s := range segs {
 		now, since := s.Reuse.Limits(c.began)
 		if now == 0 || s.Present != nil || s.Applied != nil {
-			ask = append(ask, *s)
+			ask = append(ask, s)
 			continue
 		}
-		missed, epoch, err := s.Table.copies.Get(s.Keys, since, s.Values, s.Table.Dim(), c.opts.CacheBytes, s.Reuse.ByAge())
+		missed, epoch, err := s.Table.copies.Get(s.Keys, now, since, s.Values, s.Table.Dim(), c.opts.CacheBytes,
+			s.Reuse.ByAge())
 		if err != nil {
 			return Freshness{}, fmt.Errorf("table %s: %w", s.Table.schema.Name, err)
 		}
-		p := reused{Segment: s, rest: s.only(missed), missed: missed, asOf: now, epoch: epoch}
+		p := reused{Segment: &s, rest: s.only(missed), missed: missed, asOf: now, epoch: epoch}
 		parts, ask = append(parts, p), append(ask, p.rest)
 	}
 	got, err := c.pull(ctx, how, ask)

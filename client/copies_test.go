@@ -90,7 +90,7 @@ func TestPullsReuseCopies(t *testing.T) {
 			t.Errorf("%s: the server was asked for %d rows, want %d", step.name, sent, step.sent)
 		}
 	}
-	if got, want := c.Copies(), (Copies{Hits: 7, Stale: 3, Misses: 3}); got != want {
+	if got, want := c.Copies(), (Copies{Hits: 7, Stale: 3, Misses: 3, Age: 2*2 + 1 + 1}); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
 	// A restore: the reply for row 4 is of the next epoch, so row 1 is pulled again, and its copy is dropped.

@@ -5,8 +5,10 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // CacheConfig configures copies of rows in the trainer: it pulls a row again only if its copy is too old.
@@ -71,6 +73,22 @@ func (c *CacheConfig) reuse(r *ramp, step int64) client.Reuse {
 		return client.Reuse{MaxAge: l.Age * time.Duration(r.stale(ageSteps)) / ageSteps}
 	}
 	return client.Reuse{Now: uint64(step), Since: uint64(step - min(r.stale(int64(l.Steps)), step))}
+}
+
+// copiesOf returns what the copies of rows have done in a run.
+func copiesOf(c *Config, n client.Copies) report.Copies {
+	if c.Cache.Bytes == "" {
+		return report.Copies{}
+	}
+	dtype, _ := rowraft.ParseDType(c.DType) // Validate has checked it
+	out := report.Copies{RowsReused: int64(n.Hits), RowsPulled: int64(n.Stale + n.Misses), Evicted: int64(n.Evicted),
+		BytesSaved: int64(n.Hits) * int64(8+c.Model.Dim*dtype.Size())}
+	if age := report.Number(n.Age) / report.Number(max(n.Hits, 1)); c.Cache.Staleness.Age > 0 {
+		out.ReusedSeconds = age / report.Number(time.Second)
+	} else {
+		out.ReusedSteps = age
+	}
+	return out
 }
 
 // ageSteps is in how many steps of the ramp a limit in time rises to its value.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 func TestCacheConfig(t *testing.T) {
@@ -75,6 +76,23 @@ func TestReuseFollowsTheRamp(t *testing.T) {
 		t.Errorf("without staleness: %+v, want %+v", got, want)
 	}
 	if got := new(CacheConfig).reuse(r, 1); got != (client.Reuse{}) {
+		t.Errorf("without a cache: %+v", got)
+	}
+}
+
+func TestCopiesInTheResult(t *testing.T) {
+	n := client.Copies{Hits: 30, Stale: 4, Misses: 6, Age: 60, Evicted: 2}
+	c := Config{DType: "float32", Cache: CacheConfig{"64MiB", StalenessLimit{Steps: 8}}, Model: ModelConfig{Dim: 16}}
+	want := report.Copies{RowsReused: 30, RowsPulled: 10, BytesSaved: 30 * (8 + 64), Evicted: 2, ReusedSteps: 2}
+	if got := copiesOf(&c, n); got != want {
+		t.Errorf("by steps: %+v, want %+v", got, want)
+	}
+	c.DType, c.Cache.Staleness, n.Age = "bfloat16", StalenessLimit{Age: time.Second}, 15e9
+	want.BytesSaved, want.ReusedSteps, want.ReusedSeconds = 30*(8+32), 0, 0.5
+	if got := copiesOf(&c, n); got != want {
+		t.Errorf("by age: %+v, want %+v", got, want)
+	}
+	if got := copiesOf(&Config{DType: "float32"}, n); got != (report.Copies{}) {
 		t.Errorf("without a cache: %+v", got)
 	}
 }

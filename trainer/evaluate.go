@@ -25,11 +25,8 @@ func (j *Job) result() *report.Result {
 		AUC: nan, LogLoss: nan, Accuracy: nan, BestAUC: nan, BestLogLoss: nan,
 		PushesSent: c.Sent, PushesAcknowledged: c.Acknowledged, PushesUnknown: c.Unknown,
 		BatchesSkipped: c.Skipped, BatchesLate: c.Late, JobSteps: c.JobStep,
+		Copies:     copiesOf(&j.cfg, j.tables.Copies()),
 		FinishedAt: time.Now(),
-	}
-	if j.cfg.Cache.Bytes != "" {
-		copies := j.tables.Copies()
-		r.RowsReused, r.RowsPulled = int64(copies.Hits), int64(copies.Stale+copies.Misses)
 	}
 	if j.cfg.Audit {
 		r.AuditTable = j.audit.Name

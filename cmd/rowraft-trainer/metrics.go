@@ -68,6 +68,18 @@ var workerMetrics = []struct {
 		func(e *report.Event) float64 { return float64(e.StalenessSteps) }},
 	{workerDesc("staleness_max", "Most pushes that the weights of a batch missed."), prometheus.GaugeValue,
 		func(e *report.Event) float64 { return float64(e.StalenessMax) }},
+	{workerDesc("cache_reused_rows_total", "Rows of embeddings that came from copies (docs/caching.md)."),
+		prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.RowsReused) }},
+	{workerDesc("cache_pulled_rows_total", "Rows of embeddings that were pulled with a cache: no copy, or too old."),
+		prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.RowsPulled) }},
+	{workerDesc("cache_saved_bytes_total", "Keys and weights of the rows that came from copies."),
+		prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.BytesSaved) }},
+	{workerDesc("cache_evicted_total", "Copies that made room for others."), prometheus.CounterValue,
+		func(e *report.Event) float64 { return float64(e.Evicted) }},
+	{workerDesc("cache_age_steps", "Mean age of the reused copies, with a bound in steps."), prometheus.GaugeValue,
+		func(e *report.Event) float64 { return float64(e.ReusedSteps) }},
+	{workerDesc("cache_age_seconds", "Mean age of the reused copies, with a bound in time."), prometheus.GaugeValue,
+		func(e *report.Event) float64 { return float64(e.ReusedSeconds) }},
 	{workerDesc("in_flight", "Pushes without an answer yet."), prometheus.GaugeValue, func(e *report.Event) float64 {
 		return float64(e.InFlight)
 	}},

@@ -38,12 +38,16 @@ func TestMetrics(t *testing.T) {
 	}
 	m.setRun("ctr", func() report.Event {
 		return report.Event{Rank: 3, Loss: 0.5, AUC: 0.75, Examples: 640, Step: 20, BatchesSkipped: 2, BatchesLate: 1,
-			WaitingSeconds: 1.5, StalenessSteps: 2.5, StalenessMax: 9, InFlight: 4, PushesAcknowledged: 13}
+			WaitingSeconds: 1.5, StalenessSteps: 2.5, StalenessMax: 9, InFlight: 4, PushesAcknowledged: 13,
+			Copies: report.Copies{RowsReused: 60, RowsPulled: 40, BytesSaved: 1440, Evicted: 7, ReusedSteps: 3.5,
+				ReusedSeconds: 0.25}}
 	})
 	text := scrape(t, m)
 	for name, want := range map[string]string{
 		"loss": "0.5", "auc": "0.75", "examples_total": "640", "steps_total": "20", "skipped_total": "2", "late_total": "1",
 		"waiting_seconds_total": "1.5", "staleness_steps": "2.5", "staleness_max": "9",
+		"cache_reused_rows_total": "60", "cache_pulled_rows_total": "40", "cache_saved_bytes_total": "1440",
+		"cache_evicted_total": "7", "cache_age_steps": "3.5", "cache_age_seconds": "0.25",
 		"in_flight": "4", "acknowledged_total": "13",
 	} {
 		line := "\nrowraft_worker_" + name + `{rank="3",training_job="ctr"} ` + want + "\n"

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
@@ -427,7 +428,12 @@ func printResult(w io.Writer, r *report.Result) {
 		row("pushes", "%d sent, %d acknowledged, %d unknown", r.PushesSent, r.PushesAcknowledged, r.PushesUnknown)
 	}
 	if all := r.RowsReused + r.RowsPulled; all > 0 {
-		row("cache", "%.1f %% of %s rows from copies", 100*float64(r.RowsReused)/float64(all), cli.Count(uint64(all)))
+		age := fmt.Sprintf("%.1f batches", r.ReusedSteps)
+		if r.ReusedSeconds > 0 {
+			age = fmt.Sprintf("%.1f s", r.ReusedSeconds)
+		}
+		row("cache", "%.1f %% of %s rows from copies, %s old; %s saved", 100*float64(r.RowsReused)/float64(all),
+			cli.Count(uint64(all)), age, humanize.IBytes(uint64(r.BytesSaved)))
 	}
 	if r.BatchesLate > 0 {
 		row("batches late", "%d, the others went on without them", r.BatchesLate)

@@ -52,6 +52,7 @@ type Event struct {
 	InFlight       int64  `json:"in_flight"`              // pushes without a result yet
 	BatchesLate    int64  `json:"batches_late,omitempty"` // mode sync: batches that the job continued without
 	JobStep        int64  `json:"job_step,omitempty"`     // mode sync: the last closed step of the job
+	Copies
 	// Sent is when the acknowledged push began (EventAck).
 	Sent    *time.Time `json:"sent,omitempty"`
 	Message string     `json:"message,omitempty"`

@@ -2,6 +2,19 @@ package report
 
 import "time"
 
+// Copies counts what a cache has done for the batches of a run (docs/caching.md). The zero Copies is that of a run
+// without one.
+type Copies struct {
+	RowsReused int64 `json:"rows_reused,omitempty"` // rows of embeddings that came from copies
+	RowsPulled int64 `json:"rows_pulled,omitempty"` // others: there was no copy, or it was too old
+	BytesSaved int64 `json:"bytes_saved,omitempty"` // keys and weights of the reused rows, on the wire
+	Evicted    int64 `json:"copies_evicted,omitempty"`
+
+	// How old the reused rows were on average, by the unit of the bound.
+	ReusedSteps   Number `json:"reused_rows_age_steps,omitempty"`
+	ReusedSeconds Number `json:"reused_rows_age_seconds,omitempty"`
+}
+
 // Result is the result of a run. Its JSON form is a contract: later versions may add fields, but rename none.
 type Result struct {
 	Job         string `json:"job"`
@@ -38,10 +51,7 @@ type Result struct {
 	BatchesLate        int64 `json:"batches_late"` // mode sync: the job continued without them
 	JobSteps           int64 `json:"job_steps"`    // mode sync: closed steps
 
-	// With a cache: how many rows of embeddings the batches took from copies, and how many were pulled: there was no
-	// copy, or it was too old.
-	RowsReused int64 `json:"rows_reused,omitempty"`
-	RowsPulled int64 `json:"rows_pulled,omitempty"`
+	Copies
 
 	// Examples of the job's data that a trainer read again after another trainer; null if the scheduler did not
 	// divide the data, or the run did not end.
