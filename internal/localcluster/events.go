@@ -41,6 +41,9 @@ type TrainerResult struct {
 	PushesAcknowledged int64  `json:"pushes_acknowledged"`
 	PushesUnknown      int64  `json:"pushes_unknown"`
 	BatchesSkipped     int64  `json:"batches_skipped"`
+	RowsReused         int64  `json:"rows_reused"`
+	RowsPulled         int64  `json:"rows_pulled"`
+	BytesSaved         int64  `json:"bytes_saved"`
 }
 
 // Number is a float64 that is null in JSON if it is not finite.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
@@ -27,7 +28,8 @@ func NewCmd(g *remote.Flags) *cobra.Command {
 		Long: `Start servers and trainers as processes on this machine, train a DLRM on a generated
 click log (or on your own data), send kill -9 to the server that leads the most shards
 half-way, restart it later, and count: acknowledged pushes that were lost, pushes that
-were applied twice, replicas that agree. At the end everything is removed; logs and data
+were applied twice, replicas that agree. In modes async and ssp the trainers keep copies
+of hot rows, and the demo prints what they did not have to pull. At the end everything is removed; logs and data
 are kept if something was wrong.
 
 Exit code 0 only if nothing was lost or doubled, all replicas agree, and the AUC is
@@ -120,10 +122,16 @@ func (r *result) print(w io.Writer) error {
 		}
 		return fmt.Sprintf(format, float64(n))
 	}
+	reused := "–"
+	if all := r.RowsReused + r.RowsPulled; all > 0 {
+		reused = fmt.Sprintf("%.1f %% of %s, %s less to pull", 100*float64(r.RowsReused)/float64(all), cli.Count(uint64(all)),
+			humanize.IBytes(uint64(r.BytesSaved)))
+	}
 	err := cli.Facts(w,
 		"AUC", known(r.AUC, "%.4f"),
 		"best possible AUC", known(r.BestAUC, "%.4f"),
 		"examples/s", known(r.ExamplesPerSecond, "%.0f"),
+		"rows from the trainers' caches", reused,
 		"kill to next acknowledged push", known(r.FailoverSeconds, "%.2f s"),
 		"restart to caught up", known(r.CatchUpSeconds, "%.2f s"),
 		"pushes acknowledged", cli.Count(uint64(r.PushesAcknowledged)),

@@ -46,6 +46,9 @@ type result struct {
 	ReplicasSame       int                 `json:"replicas_same"`
 	Replicas           int                 `json:"replicas"`
 	ReplicasIdentical  bool                `json:"replicas_identical"`
+	RowsReused         int64               `json:"rows_reused"` // from copies; 0 in modes without a cache
+	RowsPulled         int64               `json:"rows_pulled"` // in addition, with a cache
+	BytesSaved         int64               `json:"bytes_saved"` // by the reused rows
 	Seconds            float64             `json:"seconds"`
 	OK                 bool                `json:"ok"`
 	Problems           []string            `json:"problems"`
@@ -320,6 +323,8 @@ func (d *run) check(ctx context.Context, results []localcluster.TrainerResult) (
 		acknowledged[i] = t.PushesAcknowledged
 		r.PushesAcknowledged += t.PushesAcknowledged
 		r.ExamplesPerSecond += t.ExamplesPerSecond
+		r.RowsReused, r.RowsPulled = r.RowsReused+t.RowsReused, r.RowsPulled+t.RowsPulled
+		r.BytesSaved += t.BytesSaved
 	}
 	a, err := checkAudit(ctx, d.client, jobName+".audit", acknowledged)
 	if err != nil {

@@ -36,6 +36,9 @@ func (d *run) writeJob() (path string, err error) {
 	// The lease is long: no trainer is killed, and a suspended one must keep its rank, because the steps that it misses
 	// in a synchronous mode are not counted as pushed.
 	fmt.Fprintf(&b, "job: %s\nmode: %s\nlease: 2m\naudit: true\nevaluate: false\n", jobName, d.cfg.mode)
+	if d.cfg.mode == "async" || d.cfg.mode == "ssp" {
+		fmt.Fprint(&b, "cache: {bytes: 16MiB, staleness: {steps: 8}}\n")
+	}
 	if d.cfg.mode == "ssp" {
 		fmt.Fprintf(&b, "staleness: %d\n", maxAhead)
 	}
