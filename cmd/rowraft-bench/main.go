@@ -115,15 +115,16 @@ rowraft-trainer in the directory of this binary or in PATH.`,
 		name: "quality", short: "Measure what several trainers, and pushes in flight, cost the model", run: as(benchQuality),
 		example: "  rowraft-bench quality --replicas 1 --pairs 20 --data sparse --check",
 		long: `Train the same data with equal seeds in pairs: four trainers and one in mode async, four and one in
-mode sync with one global batch, and one trainer with the defaults and with in_flight: 0. It prints the
-mean difference in the AUC of held-out examples with its 95 % interval, and the throughput. Data adult
+mode sync with one global batch, and one trainer with the defaults, with in_flight: 0 and with copies of
+rows of up to 8 steps; or, with sparse-long, one trainer and four with such copies and without. It prints
+the mean difference in the AUC of held-out examples with its 95 % interval, and the throughput. Data adult
 and criteo are read from examples/data in the working directory (examples/README.md). It needs
 rowraft-trainer in the directory of this binary or in PATH.`,
 		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
 			q := &cfg.quality
 			fl.IntVar(&q.pairs, "pairs", 20, "how many seeds, from --seed on")
 			fl.StringVar(&q.data, "data", "sparse", "sparse (a generated log of 10 fields with 500 ids each, 200,000 lines), "+
-				"adult or criteo")
+				"sparse-long (1.6 M lines, for what copies of rows cost one trainer and four), adult or criteo")
 			fl.StringVar(&q.trainer, "trainer", "", "the rowraft-trainer binary (default: as that of the servers)")
 			checkFlag(fl, cfg)
 		},

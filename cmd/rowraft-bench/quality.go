@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/rowraft/rowraft/internal/cli"
@@ -19,18 +20,27 @@ type qualityConfig struct {
 	trainer string
 }
 
-// qualityData has the part of a job file that names the data and the model.
+// qualityData has the part of a job file that names the data and the model, and which arms are compared.
 var qualityData = map[string]struct {
 	yaml  string // %d: the seed; DIR: the folder examples
 	batch int
+	pairs [][2]int // of arms: the first is compared with the second
 }{
-	"sparse": {"generator: {examples: 160000, held: 40000, categorical: 10, dense: 1, keys: 500, zipf: 0.7, head: 500, " +
-		"signal: 6, seed: %d}\nmodel: {dim: 8, bottom: [32], top: [32]}\n", 512},
+	"sparse": {"generator: {examples: 160000, held: 40000, " + sparseLog, 512, shortPairs},
+	// With four trainers the bound of copies rises by one step in 400 batches: this log has 3,125.
+	"sparse-long": {"generator: {examples: 1600000, held: 40000, " + sparseLog, 512, [][2]int{{5, 1}, {6, 2}}},
 	"adult": {"data: {file: DIR/data/adult/adult_train.csv, schema: DIR/adult.yaml}\n" +
-		"model: {dim: 8, bottom: [32], top: [32]}\n# %d\n", 256},
+		"model: {dim: 8, bottom: [32], top: [32]}\n# %d\n", 256, shortPairs},
 	"criteo": {"data: {file: DIR/data/criteo/criteo_train8k.csv, schema: DIR/criteo.yaml}\n" +
-		"model: {dim: 8, bottom: [32], top: [32]}\nembeddings: {lr: 0.02}\n# %d\n", 128},
+		"model: {dim: 8, bottom: [32], top: [32]}\nembeddings: {lr: 0.02}\n# %d\n", 128, shortPairs},
 }
+
+// sparseLog is the rest of the generated log of 10 fields with 500 ids each, and its model.
+const sparseLog = "categorical: 10, dense: 1, keys: 500, zipf: 0.7, head: 500, signal: 6, seed: %d}\n" +
+	"model: {dim: 8, bottom: [32], top: [32]}\n"
+
+// shortPairs are the arms that differ in few batches.
+var shortPairs = [][2]int{{2, 1}, {4, 3}, {1, 0}, {5, 1}}
 
 // qualityArms are the jobs that train on the data of a seed. In mode sync all have one global batch.
 var qualityArms = []struct {
@@ -44,10 +54,8 @@ var qualityArms = []struct {
 	{"sync × 1", "mode: sync\n", 1, 1},
 	{"sync × 4", "mode: sync\n", 4, 4},
 	{"cache, 8 steps", "cache: {bytes: 64MiB, staleness: {steps: 8}}\n", 1, 1},
+	{"cache, 8 steps × 4", "cache: {bytes: 64MiB, staleness: {steps: 8}}\n", 4, 1},
 }
-
-// qualityPairs are the arms that are compared: the first with the second.
-var qualityPairs = [][2]int{{2, 1}, {4, 3}, {1, 0}, {5, 1}}
 
 const (
 	qualityMeanBar  = -0.001 // least mean difference in AUC
@@ -89,7 +97,7 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	data, ok := qualityData[q.data]
 	switch {
 	case !ok:
-		return nil, cli.Usagef("--data %q: want sparse, adult or criteo", q.data)
+		return nil, cli.Usagef("--data %q: want sparse, sparse-long, adult or criteo", q.data)
 	case q.pairs < 2:
 		return nil, cli.Usagef("--pairs %d: want 2 or more", q.pairs)
 	}
@@ -103,13 +111,20 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	r = &qualityResult{Schema: cli.JSONSchema, Op: "quality", Data: q.data, Pairs: q.pairs, host: thisHost(),
-		Arms: make([]qualityArm, len(qualityArms))}
-	seconds := make([]float64, len(qualityArms))
-	examples := make([]float64, len(qualityArms))
+	r = &qualityResult{Schema: cli.JSONSchema, Op: "quality", Data: q.data, Pairs: q.pairs, host: thisHost()}
+	var used []int // numbers of arms
+	for i := range qualityArms {
+		if slices.ContainsFunc(data.pairs, func(p [2]int) bool { return p[0] == i || p[1] == i }) {
+			used = append(used, i)
+		}
+	}
+	seconds := make([]float64, len(used))
+	examples := make([]float64, len(used))
+	r.Arms = make([]qualityArm, len(used))
 	for pair := range q.pairs {
 		seed := cfg.seed + uint64(pair)
-		for i, arm := range qualityArms {
+		for i, n := range used {
+			arm := qualityArms[n]
 			const job = "quality" // one name: initial weights depend on the names of tables
 			yaml := fmt.Sprintf("job: %s\nseed: %d\nbatch: %d\n%s"+data.yaml, job, seed, data.batch/arm.share,
 				arm.yaml, seed)
@@ -129,14 +144,14 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		r.Arms[i].Mean, _ = meanAndError(r.Arms[i].AUC)
 		r.Arms[i].ExamplesPerSecond = examples[i] / seconds[i]
 	}
-	r.compare()
+	r.compare(data.pairs, used)
 	return r, nil
 }
 
-// compare sets the differences and the verdict.
-func (r *qualityResult) compare() {
-	for _, p := range qualityPairs {
-		a, b := &r.Arms[p[0]], &r.Arms[p[1]]
+// compare sets the differences of pairs and the verdict; used are the numbers of the arms of r.
+func (r *qualityResult) compare(pairs [][2]int, used []int) {
+	for _, p := range pairs {
+		a, b := &r.Arms[slices.Index(used, p[0])], &r.Arms[slices.Index(used, p[1])]
 		diffs := make([]float64, len(a.AUC))
 		for i := range diffs {
 			diffs[i] = a.AUC[i] - b.AUC[i]
