@@ -203,15 +203,23 @@ func (s Schema) Normal() Schema {
 }
 
 // Extension is the oldest extension of a schema's encoding that can hold s: 0 none;
-// 1 if it has Storage, Admission, Expire or Capacity; 2 if its optimizer needs it.
+// 1 if it has Storage, SumPushes, Admission, Expire or Capacity; 2 if its optimizer needs it.
 func (s *Schema) Extension() int {
 	switch {
 	case s.Optimizer.extended():
 		return 2
-	case s.StorageType() != Float32 || s.Admission != Admission{} || s.Expire != 0 || s.Capacity != Capacity{}:
+	case s.StorageType() != Float32 || s.SumPushes || s.Admission != Admission{} || s.Expire != 0 ||
+		s.Capacity != Capacity{}:
 		return 1
 	}
 	return 0
+}
+
+// SumsPushes reports whether a leader may sum the gradients that several pushes have for a row, so that the optimizer
+// runs once with the sum. Without SumPushes it may if the result is the same in exact arithmetic.
+func (s *Schema) SumsPushes() bool {
+	o := &s.Optimizer
+	return s.SumPushes || o.Bound == 0 && (o.Kind == Add || o.Kind == SGD && o.WeightDecay == 0)
 }
 
 func (s *Schema) validatePolicies() error {

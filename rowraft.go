@@ -219,6 +219,7 @@ type Schema struct {
 	Admission Admission // which keys get a row
 	Expire    uint32    // ticks of logged time without a push after which a row goes; 0: never
 	Capacity  Capacity  // how many rows there may be
+	SumPushes bool      // gradients of several pushes may be summed, although the optimizer is not linear
 }
 
 var tableName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,127}$`)

@@ -203,6 +203,11 @@ func (m *Machine) applyParts(h wire.EntryHeader, body []byte, a *Applied) error 
 // only if the part's session is alive and its number is in the window.
 // The error is fatal.
 func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
+	if p.Op == wire.OpSum {
+		contributors, segments := wire.ParseSum(p)
+		return m.Sessions.applyIfNew(contributors, now, func() error { return m.validateSum(p, segments) },
+			func() error { return m.applyRows(&wire.Part{Op: wire.OpSum, Payload: segments}) })
+	}
 	s, known, err := m.Sessions.begin(p, now)
 	if known || err != nil {
 		return PartResult{Err: err, Duplicate: err == nil}, nil
@@ -265,8 +270,14 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 		if op != wire.OpDelete {
 			values = body.Values[from*rowBytes : to*rowBytes]
 		}
+		var err error
 		m.mu.Lock()
-		err := t.apply(op, keys, values, seg.DType, lr, rowraft.TickOf(m.logTime.Load()))
+		t.rows.SetTick(rowraft.TickOf(m.logTime.Load()))
+		if len(body.Counts) > 0 {
+			err = t.rows.UpdateCounted(keys, values, seg.DType, lr, body.Counts[from:to])
+		} else {
+			err = t.apply(op, keys, values, seg.DType, lr)
+		}
 		m.mu.Unlock()
 		if err != nil {
 			return err
@@ -275,11 +286,8 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 	return nil
 }
 
-// apply runs the op on rows of t at tick. REQUIRES: Machine.mu is held for writing.
-func (t *table) apply(
-	op wire.Op, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32, tick uint32,
-) error {
-	t.rows.SetTick(tick)
+// apply runs the op on rows of t. REQUIRES: Machine.mu is held for writing.
+func (t *table) apply(op wire.Op, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32) error {
 	switch {
 	case op == wire.OpAssign:
 		return t.rows.Assign(keys, values, dt)

@@ -214,6 +214,13 @@ func (d *Reads) checkSegment(op wire.Op, seg wire.Segment) (*table, error) {
 		allowed = 0
 	case wire.OpDelete:
 		allowed, wanted = wire.FlagNoValues, wire.FlagNoValues
+	case wire.OpSum:
+		if !t.schema.SumsPushes() {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s does not sum pushes", t.schema.Name)
+		}
+		if t.schema.Tracked() {
+			allowed, wanted = wire.FlagLR|wire.FlagCounts, wire.FlagCounts
+		}
 	}
 	if seg.Flags&^allowed != 0 || seg.Flags&wanted != wanted {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x are not allowed in this request",

@@ -35,6 +35,11 @@ func (m *Machine) Validate(op wire.Op, payload []byte) error {
 		}
 		op, payload = wire.OpPush, segments
 	}
+	return m.validateSegments(op, payload)
+}
+
+// validateSegments is Validate for the segments of a payload, also for those of a wire.OpSum.
+func (d *Reads) validateSegments(op wire.Op, payload []byte) error {
 	var seen [16]rowraft.TableID
 	tables := seen[:0]
 	for keys := 0; len(payload) > 0; {
@@ -43,7 +48,7 @@ func (m *Machine) Validate(op wire.Op, payload []byte) error {
 			return err
 		}
 		payload = rest
-		t, err := m.checkSegment(op, seg)
+		t, err := d.checkSegment(op, seg)
 		if err != nil {
 			return err
 		}
@@ -60,12 +65,32 @@ func (m *Machine) Validate(op wire.Op, payload []byte) error {
 		if err := wire.CheckKeys(seg.Table, body.Keys); err != nil {
 			return err
 		}
-		if err := m.checkSlots(t, body); err != nil {
+		if err := d.checkSlots(t, body); err != nil {
 			return err
 		}
 		if err := wire.CheckFinite(seg, body.Values); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// validateSum returns why apply must not apply the segments of the sum p, or nil.
+func (d *Reads) validateSum(p *wire.Part, segments []byte) error {
+	if err := d.validateSegments(wire.OpSum, segments); err != nil {
+		return err
+	}
+	for len(segments) > 0 {
+		_, body, rest, err := wire.ParseSegment(segments)
+		if err != nil {
+			return err
+		}
+		for _, n := range body.Counts {
+			if n == 0 || int(n) > int(p.Seq) {
+				return rowraft.Errorf(rowraft.CodeInvalidArgument, "a row sums %d of %d pushes", n, p.Seq)
+			}
+		}
+		segments = rest
 	}
 	return nil
 }

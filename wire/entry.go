@@ -41,7 +41,7 @@ const (
 type Part struct {
 	Client      rowraft.ClientID
 	Incarnation rowraft.Incarnation
-	Seq         rowraft.Seq // from 1, dense per (session, shard)
+	Seq         rowraft.Seq // from 1, dense per (session, shard); of an OpSum, the number of its contributors
 	Floor       rowraft.Seq // every number ≤ Floor has been acknowledged to the client
 	Op          Op
 	Payload     []byte // segments; length a multiple of 8
@@ -112,12 +112,17 @@ func ParsePart(b []byte, p *Part) (rest []byte, err error) {
 	p.Floor = rowraft.Seq(le.Uint64(b[32:]))
 	p.Op = Op(b[40])
 	n := uint64(le.Uint32(b[44:]))
-	if b[41]|b[42]|b[43] != 0 || n%8 != 0 || n > uint64(len(b)-PartHeaderSize) || p.Op < OpPush || p.Op > OpClocked {
+	if b[41]|b[42]|b[43] != 0 || n%8 != 0 || n > uint64(len(b)-PartHeaderSize) || p.Op < OpPush || p.Op > OpSum {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt,
 			"log entry has an impossible part: op %d with a payload of %d bytes, %d bytes left",
 			b[40], n, len(b)-PartHeaderSize)
 	}
 	end := PartHeaderSize + int(n)
 	p.Payload = b[PartHeaderSize:end:end]
+	if p.Op == OpSum {
+		if err := checkSum(p); err != nil {
+			return nil, err
+		}
+	}
 	return b[end:], nil
 }

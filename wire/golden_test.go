@@ -150,6 +150,79 @@ func TestGoldenEntryOfParts(t *testing.T) {
 	}
 }
 
+// goldenSum returns the part of entry_sum.hex.
+func goldenSum() Part {
+	seg := Segment{Table: 9, N: 2, Dim: 2, DType: rowraft.Float32, Flags: FlagLR | FlagCounts, LR: 0.5}
+	p, rows := SumPart(nil, []*Part{{Client: goldenClient, Incarnation: 7, Seq: 10, Floor: 8},
+		{Client: rowraft.ClientID{0: 255, 15: 1}, Incarnation: 1, Seq: 1}}, seg.Size())
+	body := seg.Put(rows)
+	le.PutUint64(body.Keys, 3)
+	le.PutUint64(body.Keys[8:], 4)
+	PutFloats(body.Values, seg.DType, []float32{1, -2, 0.5, 3})
+	copy(body.Counts, []byte{1, 2})
+	return p
+}
+
+func TestGoldenSum(t *testing.T) {
+	file := golden(t, "entry_sum.hex")
+	h, rest, err := ParseEntryHeader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := make([]byte, EntryHeaderSize)
+	PutEntryHeader(written, h)
+	want := goldenSum()
+	if got := want.Size(); got != SumOverhead(2)+56+8 { // a header of 24 bytes, keys, values, counts
+		t.Errorf("the part has %d bytes", got)
+	}
+	if written = AppendPart(written, &want); !bytes.Equal(written, file) {
+		t.Errorf("written %x\nwant    %x", written, file)
+	}
+	var p, c Part
+	if rest, err = ParsePart(rest, &p); err != nil || len(rest) != 0 {
+		t.Fatalf("%d bytes left, %v", len(rest), err)
+	}
+	list, rows := ParseSum(&p)
+	for _, want := range []Part{{Client: goldenClient, Incarnation: 7, Seq: 10, Floor: 8},
+		{Client: rowraft.ClientID{0: 255, 15: 1}, Incarnation: 1, Seq: 1}} {
+		if list = NextContributor(list, &c); c.Client != want.Client || c.Incarnation != want.Incarnation ||
+			c.Seq != want.Seq || c.Floor != want.Floor {
+			t.Errorf("contributor %+v, want %+v", c, want)
+		}
+	}
+	_, body, rest, err := ParseSegment(rows)
+	if err != nil || len(list)+len(rest) != 0 || !bytes.Equal(body.Counts, []byte{1, 2}) {
+		t.Errorf("%d and %d bytes left, counts %v, %v", len(list), len(rest), body.Counts, err)
+	}
+}
+
+func TestSumsThatAreRefused(t *testing.T) {
+	good := golden(t, "entry_sum.hex")[EntryHeaderSize:]
+	change := func(i int, b ...byte) []byte {
+		bad := bytes.Clone(good)
+		copy(bad[i:], b)
+		return bad
+	}
+	for name, part := range map[string][]byte{
+		"a client of its own":          change(3, 1),
+		"an incarnation of its own":    change(16, 1),
+		"a floor of its own":           change(32, 1),
+		"one contributor":              change(24, 1),
+		"more than a count can hold":   change(24, 0, 1),
+		"a list longer than the part":  change(24, 4),
+		"a client twice":               change(PartHeaderSize+contributorSize, goldenClient[:]...),
+		"clients that do not ascend":   change(PartHeaderSize, 0xff, 1),
+		"an op that does not exist":    change(40, 6),
+		"a part that ends in the list": change(44, 72),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var p Part
+			_, err := ParsePart(part, &p)
+			testutil.WantCode(t, err, rowraft.CodeCorrupt)
+		})
+	}
+}
+
 func TestGoldenOpenSession(t *testing.T) {
 	file := golden(t, "entry_session.hex")
 	h, body, err := ParseEntryHeader(file)
@@ -208,7 +281,7 @@ func TestGoldenCreateTable(t *testing.T) {
 			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0xa9c7f9322862f290},
 			Optimizer:   rowraft.Optimizer{Kind: rowraft.Momentum, LR: 0.125, Momentum: 0.75, WeightDecay: 0x1p-10, Bound: 2},
-			Storage:     rowraft.BFloat16, Expire: 3600,
+			Storage:     rowraft.BFloat16, Expire: 3600, SumPushes: true,
 		}},
 	} {
 		t.Run(tc.file, func(t *testing.T) {
@@ -305,7 +378,7 @@ func TestExtensionsThatAreRefused(t *testing.T) {
 		{"an unknown storage", change(at, 3), rowraft.CodeCorrupt},
 		{"an unknown admission", change(at+1, 3), rowraft.CodeCorrupt},
 		{"an unknown eviction", change(at+2, 3), rowraft.CodeCorrupt},
-		{"its zero byte", change(at+3, 1), rowraft.CodeCorrupt},
+		{"an unknown kind of sums", change(at+3, 2), rowraft.CodeCorrupt},
 		{"a probability together with a count", change(at+10, 0x80, 0x3e), rowraft.CodeCorrupt},
 		{"minus zero", change(at+11, 0x80), rowraft.CodeCorrupt},
 		{"a capacity below one row a slot", change(at+16, 1, 0, 0), rowraft.CodeCorrupt},

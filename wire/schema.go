@@ -53,7 +53,11 @@ func AppendSchema(dst []byte, s *rowraft.Schema) []byte {
 		return dst
 	}
 	storage := s.Normal().Storage
-	dst = append(dst, byte(storage), byte(s.Admission.Kind), byte(s.Capacity.Evict), 0)
+	sums := byte(0)
+	if s.SumPushes {
+		sums = 1
+	}
+	dst = append(dst, byte(storage), byte(s.Admission.Kind), byte(s.Capacity.Evict), sums)
 	dst = le.AppendUint32(dst, s.Admission.Count)
 	dst = appendPositive(dst, s.Admission.Probability)
 	dst = le.AppendUint32(dst, s.Expire)
@@ -137,7 +141,8 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 
 // parseExtension reads what follows the name.
 func parseExtension(s *rowraft.Schema, b []byte) error {
-	reserved := b[3]
+	sums := b[3]
+	s.SumPushes = sums == 1
 	s.Storage = rowraft.DType(b[0])
 	s.Admission = rowraft.Admission{
 		Kind: rowraft.AdmissionKind(b[1]), Count: le.Uint32(b[4:]), Probability: math.Float32frombits(le.Uint32(b[8:])),
@@ -152,7 +157,7 @@ func parseExtension(s *rowraft.Schema, b []byte) error {
 			negativeZero = negativeZero || *f == 0 && bits != 0
 		}
 	}
-	if reserved != 0 || s.Storage == rowraft.Float32 || negativeZero {
+	if sums > 1 || s.Storage == rowraft.Float32 || negativeZero {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q has an impossible extension", s.Name)
 	}
 	return nil

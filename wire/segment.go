@@ -19,8 +19,9 @@ const (
 	FlagNoValues uint8 = 1 << 1 // a pull request: keys only
 	FlagNoKeys   uint8 = 1 << 2 // a pull reply: values in the order of the request's keys
 	FlagPresence uint8 = 1 << 3 // a bitmap marks the keys that have a row
+	FlagCounts   uint8 = 1 << 7 // of an OpSum: each row states how many pushes it sums
 
-	knownFlags = FlagLR | FlagNoValues | FlagNoKeys | FlagPresence
+	knownFlags = FlagLR | FlagNoValues | FlagNoKeys | FlagPresence | FlagCounts
 )
 
 // Segment is the fixed part of a segment.
@@ -39,12 +40,13 @@ type Body struct {
 	Keys     []byte // N × uint64, strictly ascending in pushes
 	Presence []byte // ⌈N/64⌉ × uint64; bit i belongs to row i
 	Values   []byte // N × Dim numbers of DType, row-major
+	Counts   []byte // N × uint8
 }
 
 // Key returns key i.
 func (b Body) Key(i int) rowraft.Key { return rowraft.Key(le.Uint64(b.Keys[8*i:])) }
 
-func (s Segment) sizes() (keys, presence, values int) {
+func (s Segment) sizes() (keys, presence, values, counts int) {
 	if s.Flags&FlagNoKeys == 0 {
 		keys = 8 * s.N
 	}
@@ -54,13 +56,16 @@ func (s Segment) sizes() (keys, presence, values int) {
 	if s.Flags&FlagNoValues == 0 {
 		values = s.N * s.Dim * s.DType.Size()
 	}
-	return keys, presence, values
+	if s.Flags&FlagCounts != 0 {
+		counts = s.N
+	}
+	return keys, presence, values, counts
 }
 
 // Size returns the length of the whole segment in bytes, a multiple of 8.
 func (s Segment) Size() int {
-	k, p, v := s.sizes()
-	return align8(SegmentHeaderSize + k + p + v)
+	k, p, v, c := s.sizes()
+	return align8(SegmentHeaderSize + k + p + v + c)
 }
 
 func align8(n int) int { return (n + 7) &^ 7 }
@@ -83,14 +88,16 @@ func (s Segment) Put(dst []byte) Body {
 }
 
 func (s Segment) body(b []byte) (body Body, end int) {
-	k, p, v := s.sizes()
+	k, p, v, c := s.sizes()
 	at := SegmentHeaderSize
 	body.Keys = b[at : at+k : at+k]
 	at += k
 	body.Presence = b[at : at+p : at+p]
 	at += p
 	body.Values = b[at : at+v : at+v]
-	return body, at + v
+	at += v
+	body.Counts = b[at : at+c : at+c]
+	return body, at + c
 }
 
 // ParseSegment reads the first segment of payload. It checks that the header is valid, that

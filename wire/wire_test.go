@@ -328,7 +328,7 @@ func FuzzParseEntry(f *testing.F) {
 		"entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex",
 		"entry_restore_drop.hex", "entry_sweep.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex",
 		"entry_proof_divided.hex", "entry_table_extended.hex", "entry_drop.hex", "entry_membership.hex",
-		"entry_membership_end.hex", "entry_step.hex", "entry_clocked.hex"} {
+		"entry_membership_end.hex", "entry_step.hex", "entry_clocked.hex", "entry_sum.hex"} {
 		f.Add(golden(f, name))
 	}
 	f.Fuzz(func(t *testing.T, entry []byte) {

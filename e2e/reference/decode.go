@@ -1,6 +1,7 @@
 package reference
 
 import (
+	"bytes"
 	"math"
 
 	"github.com/rowraft/rowraft"
@@ -18,6 +19,7 @@ const (
 	opPush   = 1
 	opAssign = 2
 	opDelete = 3
+	opSum    = 5
 )
 
 // entry is a decoded log entry; its kind determines which fields are set.
@@ -45,6 +47,8 @@ type part struct {
 	seq, floor  rowraft.Seq
 	op          byte
 	payload     []byte
+
+	contributors []part // of a sum, without op and payload
 }
 
 func corrupt(what string) error {
@@ -125,16 +129,43 @@ func (e *entry) decodeParts(n uint32, b []byte) error {
 		}
 		length := uint64(le.Uint32(b[44:]))
 		switch {
-		case p.op < opPush || p.op > opClocked, !zero(b[41:44]), length%8 != 0, length > uint64(len(b)-48):
+		case p.op < opPush || p.op > opSum, !zero(b[41:44]), length%8 != 0, length > uint64(len(b)-48):
 			return corrupt("impossible part")
 		}
 		p.payload = b[48 : 48+length]
 		b = b[48+length:]
+		if p.op == opSum {
+			if err := p.decodeContributors(); err != nil {
+				return err
+			}
+		}
 		e.parts = append(e.parts, p)
 	}
 	if len(b) != 0 {
 		return corrupt("bytes follow the last part")
 	}
+	return nil
+}
+
+// decodeContributors takes the list of contributors off the payload of a sum.
+func (p *part) decodeContributors() error {
+	n := uint64(p.seq)
+	if p.client != (rowraft.ClientID{}) || p.incarnation != 0 || p.floor != 0 || n < 2 || n > 255 ||
+		40*n > uint64(len(p.payload)) {
+		return corrupt("impossible sum")
+	}
+	for i := range n {
+		b := p.payload[40*i:]
+		c := part{
+			client: rowraft.ClientID(b[:16]), incarnation: rowraft.Incarnation(le.Uint64(b[16:])),
+			seq: rowraft.Seq(le.Uint64(b[24:])), floor: rowraft.Seq(le.Uint64(b[32:])),
+		}
+		if i > 0 && bytes.Compare(p.contributors[i-1].client[:], c.client[:]) >= 0 {
+			return corrupt("contributors that do not ascend")
+		}
+		p.contributors = append(p.contributors, c)
+	}
+	p.payload = p.payload[40*n:]
 	return nil
 }
 
@@ -164,7 +195,7 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 	s.Name = string(b[64 : 64+length])
 	rest = b[padded:]
 	if size := 24 * int(extension); extension > 0 {
-		if len(rest) < size || !zero(rest[3:4]) || rest[0] == 1 || extension == 1 && zero(rest[:24]) ||
+		if len(rest) < size || rest[3] > 1 || rest[0] == 1 || extension == 1 && zero(rest[:24]) ||
 			extension == 2 && s.Optimizer.Kind < 4 && zero(rest[24:48]) {
 			return s, nil, corrupt("impossible extension of a schema")
 		}
@@ -173,6 +204,7 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 			Probability: float(rest[8:])}
 		s.Capacity = rowraft.Capacity{Rows: le.Uint64(rest[16:]), Evict: rowraft.EvictKind(rest[2])}
 		s.Expire = le.Uint32(rest[12:])
+		s.SumPushes = rest[3] == 1
 		if s.Admission.Probability == 0 && !zero(rest[8:12]) { // −0
 			return s, nil, corrupt("impossible extension of a schema")
 		}
@@ -213,6 +245,8 @@ type segment struct {
 	lr    float32
 	keys  []rowraft.Key
 	rows  [][]float32 // one row per key
+
+	counts []int // of a sum for a tracked table: how many pushes each row sums
 }
 
 const (
@@ -220,13 +254,21 @@ const (
 	flagNoValues = 2
 	flagNoKeys   = 4
 	flagPresence = 8
+	flagCounts   = 128
 )
+
+// sums reports whether pushes of s may be summed.
+func sums(s *rowraft.Schema) bool {
+	o := s.Optimizer
+	linear := o.Kind == rowraft.Add || o.Kind == rowraft.SGD && o.WeightDecay == 0
+	return linear && o.Bound == 0 || s.SumPushes
+}
 
 // checkPayload decodes the payload of a push or an assign. A code other than CodeUnknown refuses it. The
 // order of the checks is that of docs/formats/payload.md.
 func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 	const ok, bad = rowraft.CodeUnknown, rowraft.CodeInvalidArgument
-	if len(b) > maxPayload {
+	if op != opSum && len(b) > maxPayload {
 		return nil, bad
 	}
 	var out []segment
@@ -240,7 +282,7 @@ func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 		dtype, flags, lr := b[14], b[15], float(b[16:])
 		size := map[byte]uint64{1: 4, 2: 2}[dtype]
 		hasLR := flags&flagLR != 0
-		if size == 0 || flags > 15 || dim < 1 || dim > maxDim || n > maxRows || !zero(b[20:24]) {
+		if size == 0 || flags&0x70 != 0 || dim < 1 || dim > maxDim || n > maxRows || !zero(b[20:24]) {
 			return nil, bad
 		}
 		if !hasLR && lr != 0 || hasLR && (lr < 0 || !finite(lr)) {
@@ -258,6 +300,10 @@ func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 		if flags&flagNoValues != 0 {
 			end = valuesAt
 		}
+		countsAt := end
+		if flags&flagCounts != 0 {
+			end += n
+		}
 		padded := (end + 7) / 8 * 8
 		if padded > uint64(len(b)) || !zero(b[end:padded]) {
 			return nil, bad
@@ -272,8 +318,14 @@ func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 		switch {
 		case op == opDelete:
 			wanted = flagNoValues
-		case op == opPush && hasLR:
+		case (op == opPush || op == opSum) && hasLR:
 			wanted = flagLR
+		}
+		if op == opSum && tracked(&t.Schema) {
+			wanted |= flagCounts
+		}
+		if op == opSum && !sums(&t.Schema) {
+			return nil, bad
 		}
 		if flags != wanted || dim != uint64(t.Schema.Dim) || seen[id] || total > maxRows {
 			return nil, bad
@@ -308,6 +360,9 @@ func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 				}
 			}
 			seg.rows = append(seg.rows, row)
+			if flags&flagCounts != 0 {
+				seg.counts = append(seg.counts, int(b[countsAt+i]))
+			}
 		}
 		out = append(out, seg)
 		b = b[padded:]

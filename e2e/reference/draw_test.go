@@ -69,6 +69,7 @@ type rows struct {
 	lr     float32
 	keys   []rowraft.Key
 	values []float32
+	counts []byte
 }
 
 func payloadOf(segments ...rows) []byte {
@@ -88,6 +89,7 @@ func payloadOf(segments ...rows) []byte {
 		if r.flags&wire.FlagNoValues == 0 {
 			wire.PutFloats(body.Values, r.dtype, r.values)
 		}
+		copy(body.Counts, r.counts)
 		out = append(out, b...)
 	}
 	return out
@@ -149,6 +151,10 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 	default:
 		var parts []wire.Part
 		for range rapid.IntRange(0, 4).Draw(t, "parts") {
+			if rapid.IntRange(0, 3).Draw(t, "sum") == 0 {
+				parts = append(parts, drawSum(t, m, 3, drawRows(t, m, wire.OpSum)))
+				continue
+			}
 			parts = append(parts, drawPart(t, m))
 		}
 		entry = entryOf(h, parts...)
@@ -209,11 +215,54 @@ func drawPart(t *rapid.T, m *Machine) wire.Part {
 	return p
 }
 
+// drawSum draws a sum of pushes of the first clients. Most of them are new.
+func drawSum(t *rapid.T, m *Machine, clients byte, segs []rows) wire.Part {
+	var list []*wire.Part
+	for c := range clients {
+		p := &wire.Part{Client: clientID(c + 1), Incarnation: 1, Seq: 1}
+		if s := m.Sessions[p.Client]; s != nil {
+			p.Incarnation, p.Floor = s.Incarnation, s.Floor
+			for _, known := s.Answered[p.Floor+1]; known; _, known = s.Answered[p.Floor+1] {
+				p.Floor++
+			}
+			p.Seq = p.Floor + 1
+			if rapid.IntRange(0, 15).Draw(t, "not new") == 0 {
+				p.Seq = s.Floor + rowraft.Seq(rapid.IntRange(0, window+1).Draw(t, "seq"))
+			}
+		} else if rapid.IntRange(0, 9).Draw(t, "without a session") > 0 {
+			continue
+		}
+		list = append(list, p)
+	}
+	if len(list) < 2 {
+		return drawPart(t, m)
+	}
+	for i := range segs {
+		if tracked(&segs[i].schema) {
+			for range segs[i].keys {
+				n := rapid.IntRange(1, len(list)).Draw(t, "count")
+				if rapid.IntRange(0, 300).Draw(t, "impossible count") == 0 {
+					n = rapid.SampledFrom([]int{0, len(list) + 1}).Draw(t, "impossible")
+				}
+				segs[i].counts = append(segs[i].counts, byte(n))
+			}
+		}
+	}
+	payload := payloadOf(segs...)
+	p, room := wire.SumPart(nil, list, len(payload))
+	copy(room, payload)
+	return p
+}
+
 // drawRows draws segments, one in ten of them faulty.
 func drawRows(t *rapid.T, m *Machine, op wire.Op) []rows {
 	var segs []rows
 	for range rapid.IntRange(0, 3).Draw(t, "segments") {
-		seg := rows{schema: rapid.SampledFrom(pushed).Draw(t, "table"), dtype: rowraft.Float32}
+		tables := pushed
+		if op == wire.OpSum && rapid.IntRange(0, 30).Draw(t, "any table") > 0 {
+			tables = summed
+		}
+		seg := rows{schema: rapid.SampledFrom(tables).Draw(t, "table"), dtype: rowraft.Float32}
 		if slices.ContainsFunc(segs, func(s rows) bool { return s.schema.ID == seg.schema.ID }) &&
 			rapid.IntRange(0, 9).Draw(t, "twice") > 0 {
 			continue
@@ -221,11 +270,14 @@ func drawRows(t *rapid.T, m *Machine, op wire.Op) []rows {
 		if rapid.Bool().Draw(t, "bf16") {
 			seg.dtype = rowraft.BFloat16
 		}
-		if op == wire.OpPush && rapid.Bool().Draw(t, "lr") {
+		if (op == wire.OpPush || op == wire.OpSum) && rapid.Bool().Draw(t, "lr") {
 			seg.flags, seg.lr = wire.FlagLR, rapid.Float32Range(0, 2).Draw(t, "rate")
 		}
 		if op == wire.OpDelete {
 			seg.flags = wire.FlagNoValues
+		}
+		if op == wire.OpSum && tracked(&seg.schema) {
+			seg.flags |= wire.FlagCounts
 		}
 		fault := rapid.IntRange(0, 60).Draw(t, "fault")
 		if crowd[seg.schema.ID] != nil {

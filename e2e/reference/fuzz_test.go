@@ -62,8 +62,11 @@ func small(tb testing.TB) []byte {
 	return b.Bytes()
 }
 
-var smallTables = []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 2, adagrad),
-	testTable(3, "c", 3, adam), streamTables[0]}
+var smallTables = func() []rowraft.Schema {
+	counted := streamTables[0]
+	counted.SumPushes = true
+	return []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 2, adagrad), testTable(3, "c", 3, adam), counted}
+}()
 
 // FuzzApply: any bytes do to a Machine what they do to the reference, and those
 // that stop one stop the other. The rows stay those of one snapshot, so an input
@@ -78,6 +81,13 @@ func FuzzApply(f *testing.F) {
 	part.Payload = payloadOf(rows{schema: smallTables[2], dtype: rowraft.BFloat16, keys: []rowraft.Key{1, 5},
 		values: []float32{1, 2, 3, 4, 5, 6}})
 	f.Add(entryOf(h, part))
+	rowsOfSum := payloadOf(rows{schema: smallTables[0], keys: []rowraft.Key{1, 2}, values: []float32{2, 1}},
+		rows{schema: smallTables[3], flags: wire.FlagCounts, keys: []rowraft.Key{1, 7}, values: make([]float32, 4),
+			counts: []byte{2, 1}})
+	sum, room := wire.SumPart(nil, []*wire.Part{{Client: clientID(1), Incarnation: 1, Seq: 9},
+		{Client: clientID(2), Incarnation: 9, Seq: 1}}, len(rowsOfSum))
+	copy(room, rowsOfSum)
+	f.Add(entryOf(h, sum))
 	f.Add(wire.OpenSessionEntry(h, wire.Opening{Client: clientID(1), Incarnation: 2}))
 	f.Add(wire.CreateTableEntry(h, &smallTables[0]))
 	f.Add([]byte{})

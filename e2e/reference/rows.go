@@ -132,43 +132,55 @@ func (m *Machine) applySegment(op byte, seg segment) {
 		lr = seg.lr
 	}
 	for i, key := range seg.keys {
-		r := t.Rows[key]
-		slot := t.slotOf(key)
-		if op == opDelete {
-			if r != nil {
-				m.remove(t, key)
-			} else if _, waits := t.Candidates[key]; waits {
-				m.setCandidate(t, key, Candidate{})
-				t.Counters[slot]++
-			}
-			continue
+		for n := 1; seg.counts != nil && n < seg.counts[i]; n++ {
+			m.applyRow(op, t, key, lr, nil)
 		}
-		if r == nil {
-			if op == opPush && !m.admits(t, slot, key) {
-				continue
-			}
-			m.setCandidate(t, key, Candidate{})
-			m.evict(t, slot)
-			w := InitialWeights(&t.Schema, key)
-			r = &Row{half: t.Schema.Storage == rowraft.BFloat16, Weights: w, State: initialState(&t.Schema, w)}
-			t.Rows[key] = r
-		} else {
-			m.sum = m.sum.minus(r.hash(key))
+		var numbers []float32
+		if op != opDelete {
+			numbers = seg.rows[i]
 		}
-		if op == opAssign {
-			copy(r.Weights, seg.rows[i])
-			if t.Schema.Optimizer.Kind == rowraft.FTRL {
-				fit(t.Schema.Optimizer, r.Weights, r.State)
-			}
-		} else {
-			r.push(t.Schema.Optimizer, lr, seg.rows[i])
-		}
-		round(&t.Schema, r.Weights)
-		t.Counters[slot]++
-		t.touch(r, t.Counters[slot], m.tick())
-		r.Version = t.Counters[slot]
-		m.sum = m.sum.plus(r.hash(key))
+		m.applyRow(op, t, key, lr, numbers)
 	}
+}
+
+// applyRow applies one op to one row. A push without numbers leaves weights and state as they are.
+func (m *Machine) applyRow(op byte, t *Table, key rowraft.Key, lr float32, numbers []float32) {
+	r := t.Rows[key]
+	slot := t.slotOf(key)
+	if op == opDelete {
+		if r != nil {
+			m.remove(t, key)
+		} else if _, waits := t.Candidates[key]; waits {
+			m.setCandidate(t, key, Candidate{})
+			t.Counters[slot]++
+		}
+		return
+	}
+	if r == nil {
+		if op != opAssign && !m.admits(t, slot, key) {
+			return
+		}
+		m.setCandidate(t, key, Candidate{})
+		m.evict(t, slot)
+		w := InitialWeights(&t.Schema, key)
+		r = &Row{half: t.Schema.Storage == rowraft.BFloat16, Weights: w, State: initialState(&t.Schema, w)}
+		t.Rows[key] = r
+	} else {
+		m.sum = m.sum.minus(r.hash(key))
+	}
+	if op == opAssign {
+		copy(r.Weights, numbers)
+		if t.Schema.Optimizer.Kind == rowraft.FTRL {
+			fit(t.Schema.Optimizer, r.Weights, r.State)
+		}
+	} else if numbers != nil {
+		r.push(t.Schema.Optimizer, lr, numbers)
+	}
+	round(&t.Schema, r.Weights)
+	t.Counters[slot]++
+	t.touch(r, t.Counters[slot], m.tick())
+	r.Version = t.Counters[slot]
+	m.sum = m.sum.plus(r.hash(key))
 }
 
 // remove removes the row of key from t.

@@ -40,3 +40,6 @@ var ruleTables = func() []rowraft.Schema {
 
 // pushed are all tables that entries are drawn for.
 var pushed = slices.Concat(schemas[:4], streamTables, ruleTables)
+
+// summed are those of them whose pushes may be summed.
+var summed = slices.DeleteFunc(slices.Clone(pushed), func(s rowraft.Schema) bool { return !sums(&s) })

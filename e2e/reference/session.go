@@ -115,8 +115,53 @@ func (m *Machine) close(client rowraft.ClientID, inc rowraft.Incarnation) {
 	}
 }
 
+// applySum applies the sum of the pushes of several clients if all of them are new, and else changes nothing.
+func (m *Machine) applySum(p part) Answer {
+	refused := Answer{Code: rowraft.CodePrecondition}
+	for _, c := range p.contributors {
+		s := m.Sessions[c.client]
+		if s == nil || s.Incarnation != c.incarnation || m.expired(s) || c.floor >= c.seq || c.seq <= s.Floor ||
+			c.seq-max(s.Floor, c.floor) > window {
+			return refused
+		}
+		if _, before := s.Answered[c.seq]; before {
+			return refused
+		}
+	}
+	segments, code := m.checkPayload(opSum, p.payload)
+	if code != rowraft.CodeUnknown {
+		return refused
+	}
+	for _, seg := range segments {
+		for _, n := range seg.counts {
+			if n < 1 || n > len(p.contributors) {
+				return refused
+			}
+		}
+	}
+	for _, seg := range segments {
+		m.applySegment(opSum, seg)
+	}
+	for _, c := range p.contributors {
+		s := m.Sessions[c.client]
+		s.LastUsed = m.LogTime
+		s.raiseFloor(c.floor)
+		s.Answered[c.seq] = rowraft.CodeUnknown
+	}
+	return Answer{}
+}
+
+// raiseFloor forgets the answers up to floor.
+func (s *Session) raiseFloor(floor rowraft.Seq) {
+	s.Floor = max(s.Floor, floor)
+	maps.DeleteFunc(s.Answered, func(n rowraft.Seq, _ rowraft.Code) bool { return n <= s.Floor })
+}
+
 // applyPart follows the table of docs/formats/entry.md line by line.
 func (m *Machine) applyPart(p part) Answer {
+	if p.op == opSum {
+		return m.applySum(p)
+	}
 	s := m.Sessions[p.client]
 	if s == nil || s.Incarnation != p.incarnation || m.expired(s) {
 		return Answer{Code: rowraft.CodeSessionExpired}
@@ -134,8 +179,7 @@ func (m *Machine) applyPart(p part) Answer {
 	if code, before := s.Answered[p.seq]; before {
 		return Answer{Code: code, Duplicate: code == rowraft.CodeUnknown}
 	}
-	s.Floor = max(s.Floor, p.floor)
-	maps.DeleteFunc(s.Answered, func(n rowraft.Seq, _ rowraft.Code) bool { return n <= s.Floor })
+	s.raiseFloor(p.floor)
 
 	op, payload, setClock, code := p.op, p.payload, func() {}, rowraft.CodeUnknown
 	if op == opClocked {

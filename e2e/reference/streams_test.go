@@ -22,11 +22,11 @@ var streamTables = func() []rowraft.Schema {
 	frequent := testTable(63, "frequent", 3, adagrad)
 	frequent.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
 	frequent.Capacity = rowraft.Capacity{Rows: 3*rowraft.DefaultSlots - 1, Evict: rowraft.EvictLFU}
-	frequent.Expire, frequent.Storage = 1500, rowraft.BFloat16
+	frequent.Expire, frequent.Storage, frequent.SumPushes = 1500, rowraft.BFloat16, true
 	one := testTable(64, "one", 1, sgd)
 	one.Capacity = rowraft.Capacity{Rows: rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
 	passing := testTable(65, "passing", 2, adam)
-	passing.Expire = 400
+	passing.Expire, passing.SumPushes = 400, true
 	return []rowraft.Schema{counted, drawn, recent, frequent, one, passing}
 }()
 
@@ -78,8 +78,10 @@ func streamsAgainstReference(rt *rapid.T) {
 	for _, s := range streamTables {
 		d.take(wire.CreateTableEntry(wire.EntryHeader{Version: 1, Epoch: 1}, &s))
 	}
-	d.take(wire.OpenSessionEntry(wire.EntryHeader{Version: 1, Epoch: 1},
-		wire.Opening{Client: clientID(1), Incarnation: 1}))
+	for c := range byte(2) {
+		d.take(wire.OpenSessionEntry(wire.EntryHeader{Version: 1, Epoch: 1},
+			wire.Opening{Client: clientID(c + 1), Incarnation: 1}))
+	}
 	step := func() { d.take(drawStream(rt, d.ref)) }
 	for range rapid.IntRange(1, 40).Draw(rt, "rounds") {
 		step()
@@ -104,25 +106,33 @@ func drawStream(t *rapid.T, m *Machine) []byte {
 	s := m.Sessions[client]
 	p := wire.Part{Client: client, Incarnation: 1, Seq: s.Floor + rowraft.Seq(len(s.Answered)) + 1,
 		Floor: s.Floor + rowraft.Seq(len(s.Answered)), Op: wire.OpPush}
-	switch rapid.IntRange(0, 9).Draw(t, "op") {
+	switch rapid.IntRange(0, 12).Draw(t, "op") {
 	case 0:
 		p.Op = wire.OpAssign
 	case 1:
 		p.Op = wire.OpDelete
+	case 2, 3, 4:
+		p.Op = wire.OpSum
 	}
 	var segs []rows
 	for _, s := range streamTables {
-		if rapid.Bool().Draw(t, "left out") {
+		if rapid.Bool().Draw(t, "left out") || p.Op == wire.OpSum && !sums(&s) {
 			continue
 		}
 		seg := rows{schema: s, keys: drawCrowd(t, s.ID)}
-		if p.Op == wire.OpDelete {
+		switch p.Op {
+		case wire.OpDelete:
 			seg.flags = wire.FlagNoValues
+		case wire.OpSum:
+			seg.flags = wire.FlagCounts
 		}
 		for i := range len(seg.keys) * s.Dim {
 			seg.values = append(seg.values, float32(i%7-3)/4)
 		}
 		segs = append(segs, seg)
+	}
+	if p.Op == wire.OpSum {
+		return entryOf(h, drawSum(t, m, 2, segs))
 	}
 	p.Payload = payloadOf(segs...)
 	return entryOf(h, p)

@@ -135,6 +135,7 @@ var noDecoders = map[string]string{
 	"checkpoint.Digest.Add":             "a sum, of any 16 bytes",
 	"checkpoint.Regroup":                "its bytes are those that Reader has checked",
 	"clustermap.JobSlot":                "16 bytes, whatever they are",
+	"wire.NextContributor":              "a contributor of a list that ParsePart has measured",
 	"wire.Body.Key":                     "a place in what ParseSegment has measured",
 	"wire.GetFloats":                    "as many numbers as ParseSegment has measured",
 	"wire.Keys":                         "as many keys as ParseSegment has measured",

@@ -82,7 +82,14 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 // CodeOverloaded if the system has no memory. In that case an unknown part of the
 // rows has changed: the replica must stop and restore its state.
 func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr float32) error {
-	return t.change(keys, grads, dt, false, func(w, state, g []float32) {
+	return t.UpdateCounted(keys, grads, dt, lr, nil)
+}
+
+// UpdateCounted is Update for sums of gradients: counts[i] is how many pushes of keys[i] its gradient sums, at least 1.
+// In a tracked table each of them counts as a push of its own, and the last one changes the row
+// (docs/formats/streaming.md). Other tables ignore counts, and nil means 1.
+func (t *Table) UpdateCounted(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr float32, counts []byte) error {
+	return t.change(keys, grads, dt, counts, false, func(w, state, g []float32) {
 		t.rule.Update(w, state, g, lr)
 	})
 }
@@ -91,13 +98,13 @@ func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr fl
 // and gives them the next version of their slot. The optimizer state stays as it is, except
 // where [optim.Rule.Assign] changes it. Everything else is as in Update.
 func (t *Table) Assign(keys []rowraft.Key, values []byte, dt rowraft.DType) error {
-	return t.change(keys, values, dt, true, func(w, state, v []float32) { t.rule.Assign(w, state, v) })
+	return t.change(keys, values, dt, nil, true, func(w, state, v []float32) { t.rule.Assign(w, state, v) })
 }
 
 // change calls do for each key with the weights and the state of its row and the numbers of
 // the argument for that key. It rounds the weights to the storage type after do returns.
 func (t *Table) change(
-	keys []rowraft.Key, arg []byte, dt rowraft.DType, assign bool, do func(w, state, arg []float32),
+	keys []rowraft.Key, arg []byte, dt rowraft.DType, counts []byte, assign bool, do func(w, state, arg []float32),
 ) error {
 	if err := t.checkArgs(keys, len(arg), dt); err != nil {
 		return err
@@ -105,7 +112,7 @@ func (t *Table) change(
 	t.beginChange()
 	defer t.endChange()
 	if t.track != nil {
-		return t.changeTracked(keys, arg, dt, assign, do)
+		return t.changeTracked(keys, arg, dt, counts, assign, do)
 	}
 	var ahead chunks
 	ahead.start(t, keys, t.index.recordBytes(), true)
@@ -134,7 +141,7 @@ func (t *Table) change(
 // changeTracked is change for a tracked table. docs/formats/streaming.md specifies the order of its
 // steps.
 func (t *Table) changeTracked(
-	keys []rowraft.Key, arg []byte, dt rowraft.DType, assign bool, do func(w, state, arg []float32),
+	keys []rowraft.Key, arg []byte, dt rowraft.DType, counts []byte, assign bool, do func(w, state, arg []float32),
 ) error {
 	var c chunk
 	rowBytes := t.index.dim * dt.Size()
@@ -146,7 +153,14 @@ func (t *Table) changeTracked(
 		for i, key := range chunkOf {
 			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
 			arg = arg[rowBytes:]
+			pushes := 1
+			if counts != nil {
+				pushes = int(counts[base+i])
+			}
 			ok, err := t.mayPush(&c, i, key, assign)
+			for ; !ok && err == nil && pushes > 1; pushes-- {
+				ok, err = t.mayPush(&c, i, key, assign)
+			}
 			if err != nil {
 				return err
 			}
@@ -157,7 +171,14 @@ func (t *Table) changeTracked(
 			if err != nil {
 				return err
 			}
-			t.track.countPush(r, t.index.slot(c.slot[i]).version)
+			for s := t.index.slot(c.slot[i]); ; pushes-- {
+				t.track.countPush(r, s.version)
+				if pushes == 1 {
+					break
+				}
+				s.version++
+				*r.version() = s.version | busy
+			}
 			w := floats(t.index.weights(r), t.index.storage, t.wide)
 			do(w, t.index.state(r), values)
 			t.index.store(r, w)
