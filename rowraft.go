@@ -220,6 +220,10 @@ type Schema struct {
 	Expire    uint32    // ticks of logged time without a push after which a row goes; 0: never
 	Capacity  Capacity  // how many rows there may be
 	SumPushes bool      // gradients of several pushes may be summed, although the optimizer is not linear
+
+	// Memory is how many bytes of memory one copy of the table may take over all shards; its other rows are on disk.
+	// 0: all rows are in memory. It changes no row, version or result.
+	Memory uint64
 }
 
 var tableName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,127}$`)

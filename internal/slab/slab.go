@@ -12,8 +12,8 @@ import (
 // Place numbers a record of one slab.
 type Place uint32
 
-// MaxPlaces is the number of records in one slab. The last two values mean "none" and "no more".
-const MaxPlaces = math.MaxUint32 - 1
+// MaxPlaces is the number of records in one slab: 1 + a place has 31 bits.
+const MaxPlaces = math.MaxInt32
 
 // Stats is the memory of a slab or of Blocks.
 type Stats struct {

@@ -141,6 +141,7 @@ var noDecoders = map[string]string{
 	"wire.Keys":                         "as many keys as ParseSegment has measured",
 	"wire.Widen": "as many numbers as its caller has room for, of bytes that it has " +
 		"measured",
+	"shard/rowstore/coldfile.File.readOne":       "a record that has its length, and its checksum",
 	"shard/rowstore.floats":                      "numbers of a record that has its length",
 	"shard/rowstore.convert":                     "numbers of a record that has its length",
 	"raftstore/frame.Reader.Uint16":              "a field of what Open has checked",

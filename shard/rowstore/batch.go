@@ -47,6 +47,9 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	t.lock.RLock()
 	defer t.lock.RUnlock()
 	defer t.index.grace.leave(t.index.grace.enter())
+	if t.index.tier != nil {
+		return t.index.tier.pull(keys, dst, dt, present)
+	}
 	var ahead chunks
 	ahead.start(t, keys, t.index.stateAt, false)
 	rowBytes := t.index.dim * dt.Size()
@@ -111,6 +114,11 @@ func (t *Table) change(
 	}
 	t.beginChange()
 	defer t.endChange()
+	if t.index.tier != nil {
+		if err := t.index.tier.load(keys); err != nil {
+			return err
+		}
+	}
 	if t.track != nil {
 		return t.changeTracked(keys, arg, dt, counts, assign, do)
 	}
@@ -259,6 +267,5 @@ func (t *Table) Contains(key rowraft.Key) bool {
 	defer t.lock.RUnlock()
 	defer t.index.grace.leave(t.index.grace.enter())
 	slot, tag := t.index.locate(key)
-	_, ok := t.index.find(slot, tag, key)
-	return ok
+	return t.index.has(slot, tag, key)
 }

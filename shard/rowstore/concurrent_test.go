@@ -63,11 +63,16 @@ func TestPullsDuringUpdates(t *testing.T) {
 		dt   rowraft.DType
 		dim  int
 		hot  int // rows that change all the time
-	}{{rowraft.Sparse, rowraft.Float32, 1024, 1}, {rowraft.Dense, rowraft.Float32, 16, 8},
-		{rowraft.Sparse, rowraft.BFloat16, 300, 2}} {
-		t.Run(fmt.Sprintf("%s %s dim %d", tc.kind, tc.dt, tc.dim), func(t *testing.T) {
+
+		memory uint64
+	}{{rowraft.Sparse, rowraft.Float32, 1024, 1, 0}, {rowraft.Dense, rowraft.Float32, 16, 8, 0},
+		{rowraft.Sparse, rowraft.BFloat16, 300, 2, 0}, {rowraft.Sparse, rowraft.Float32, 16, 20, 1},
+		{rowraft.Dense, rowraft.Float32, 16, 20, 3000}} {
+		t.Run(fmt.Sprintf("%s %s dim %d memory %d", tc.kind, tc.dt, tc.dim, tc.memory), func(t *testing.T) {
 			t.Parallel()
-			table := evenTable(t, tc.kind, tc.dim)
+			schema := evenTable(t, tc.kind, tc.dim).Schema()
+			schema.Memory = tc.memory
+			table := mustNew(t, schema)
 			hot := make([]rowraft.Key, 32) // repeated, so that reader and writer meet
 			for i := range hot {
 				hot[i] = rowraft.Key(i % tc.hot * 64)
@@ -88,6 +93,9 @@ func TestPullsDuringUpdates(t *testing.T) {
 			for ; steps < 1500 || rounds.Load() < 100 && !t.Failed(); steps++ {
 				if err := table.Update(hot, arg, rowraft.Float32, 1); err != nil {
 					t.Error(err)
+				}
+				if r := table.Tier(); r != nil {
+					moveRows(t, r, nil, 8) // two rounds: the second takes rows that were pulled since
 				}
 				if steps%64 != 0 {
 					continue

@@ -21,6 +21,11 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 	}
 	t.beginChange()
 	defer t.endChange()
+	if t.index.tier != nil {
+		if err := t.index.tier.load(keys); err != nil {
+			return err
+		}
+	}
 	for _, key := range keys {
 		slot, tag := t.index.locate(key)
 		if at, ok := t.index.position(slot, tag, key); ok {
@@ -34,7 +39,7 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 	return nil
 }
 
-// position returns the position of the entry of key in the segment of its bucket.
+// position returns the position of the entry of key, whose row is in memory, in the segment of its bucket.
 func (x *index) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uint32, ok bool) {
 	seg := x.segment(slot, tag)
 	if len(seg) == 0 {
@@ -71,14 +76,17 @@ func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 	t.index.subtract(slot, tag, r)
 	for _, snap := range t.snaps.running {
 		if snap.take(slot).walking {
-			snap.walk.erase(seg, tag, e)
+			snap.walk.replace(seg, tag, e, tombstone)
 		}
 	}
 	if t.index.check.active && t.index.check.slot == slot {
-		t.index.check.walk.erase(seg, tag, e)
+		t.index.check.walk.replace(seg, tag, e, tombstone)
 	}
 	atomic.StoreUint64(&seg[at], tombstone)
 	t.index.retirePlace(&t.index.records, p)
+	if t.index.tier != nil {
+		t.index.tier.removed(p)
+	}
 	b.tombstones++
 	b.rows--
 	s.rows--

@@ -232,14 +232,16 @@ func (w *walk) segmentOf(tag uint32) int {
 	return i - 1
 }
 
-// erase replaces by a tombstone the entry e with tag from the segment of w that holds it, unless that segment is
-// seg, the current one, from which the caller erases it.
-func (w *walk) erase(seg segment, tag uint32, e uint64) {
+// replace replaces the entry e with tag in the segment of w that holds it, unless that segment is seg, the current
+// one, in which the caller replaces it.
+func (w *walk) replace(seg segment, tag uint32, e, with uint64) {
 	if len(w.segs) == 0 {
 		return
 	}
 	if old := w.segs[w.segmentOf(tag)]; &old[0] != &seg[0] {
-		old.erase(e)
+		if at, ok := old.find(e); ok {
+			atomic.StoreUint64(&old[at], with)
+		}
 	}
 }
 

@@ -5,7 +5,8 @@
 //
 // # Layout
 //
-// A row is one record off the Go heap. A record never moves (all little-endian):
+// A row is one record off the Go heap. A record never moves, except out of memory and back (see Tier; all
+// little-endian):
 //
 //	offset | size      | field
 //	0      | 4         | recency: tick of the last push, in a tracked table; else 0
@@ -39,8 +40,8 @@
 // # Invariants
 //
 //  1. Determinism. Rows, versions and digests after an Update depend only on the
-//     table before it and on the arguments. Pulls, snapshots and growth of the index have no
-//     effect on them.
+//     table before it and on the arguments. Pulls, snapshots, growth of the index and moves of rows
+//     between memory and disk have no effect on them.
 //  2. The version of a row is the value that its slot's counter took at the row's
 //     last change. Versions start at 1, and no two rows of a slot share one.
 //  3. Between calls, a slot's digest is the sum mod 2^128 of the hashes of its rows and its
@@ -48,12 +49,37 @@
 //  4. A key that was never pushed, or was removed since, reads as the initializer, and a pull does
 //     not create it. Its first Update or Assign creates it from the same value.
 //
+// # Tier
+//
+// A table with a memory limit (rowraft.Schema.Memory) keeps its cold rows in a file:
+//
+//	index entry  tag | place+1          ─► record in a slab
+//	             tag | coldBit, place   ─► record and checksum in the file, at place × its size
+//
+// The index stays in memory: 10 to 14 bytes a row. So a key is found without the disk, and a key
+// without a row needs the disk only if the 32 bits of its tag are those of a cold row of its slot.
+// A row changes in memory only. Its record in the file is immutable: a row that moves
+// out gets a new place, in an extent of 256 KiB that is written at once. A place is used again
+// when its extent has no row and all readers that may hold the place have left (grace). CLOCK
+// chooses the rows that move out: pulls and changes set a bit, the hand clears it.
+//
+// A pull reads cold rows from the file in one batch, sorted by place, by up to 16 goroutines. A row
+// that moves changes its index entry in one store, so a reader always finds it at one of its places.
+// One of four rows that pulls read is kept for the writer, which moves it into memory at its next
+// change. Rows are read by pread, not mapped: a page fault would hold a thread of the Go scheduler,
+// and an I/O error would be a signal.
+//
+// For snapshots and checks of a slot, a move is a change of the slot that changes no row: the writer
+// claims the slot, and replaces the entry in the older segments that they walk.
+//
+// The file is scratch: a replica restores its rows from a snapshot and the log, as without a tier.
+//
 // # Concurrency
 //
-// Pull, Contains and Rows may run at any time, concurrently with each other and with
+// Pull, Contains, Rows and Tier.Prefetch may run at any time, concurrently with each other and with
 // everything else except Close. They take no lock and block no writer. All other methods of the
 // table have one owner at a time: either the writer (Update, Assign, Delete, RestoreRow,
-// RestoreSlotVersion, BeginSnapshot, Snapshot.End, Close), or readers of the state between
+// RestoreSlotVersion, BeginSnapshot, Snapshot.End, Tier.Settle, Close), or readers of the state between
 // two calls of the writer (digests, slots, memory). The other methods of a [Snapshot]
 // may run concurrently with Update, Assign, Delete and pulls, on one goroutine at a time.
 //

@@ -12,7 +12,8 @@ import (
 // scanRecords is how many records a scan of a slot prefetches at a time.
 const scanRecords = 64
 
-// each calls do with the index entry and the record of every row of slot. It prefetches the first
+// each calls do with the index entry and the record of every row of slot. All of them are in memory: see
+// Tier.loadSlot. It prefetches the first
 // touched bytes of each record. do must not change the index.
 func (x *index) each(slot rowraft.Slot, touched int, do func(e uint64, r record)) {
 	var entry [scanRecords]uint64
@@ -39,12 +40,7 @@ func (x *index) each(slot rowraft.Slot, touched int, do func(e uint64, r record)
 // removeEntry removes the row of the index entry e of slot.
 func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
 	tag := uint32(e >> 32)
-	seg := t.index.slot(slot).bucket(tag).root.load()
-	mask := uint32(len(seg) - 1)
-	at := tag & mask
-	for seg[at] != e {
-		at = (at + 1) & mask
-	}
+	at, _ := t.index.slot(slot).bucket(tag).root.load().find(e)
 	return t.remove(slot, tag, at)
 }
 
@@ -53,6 +49,9 @@ func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 	k, s := t.track, t.index.slot(slot)
 	if k.maxRows == 0 || uint64(s.rows) < k.maxRows {
 		return false, nil
+	}
+	if err := t.index.tier.loadSlot(slot); err != nil {
+		return false, err
 	}
 	k.ranks.list = k.ranks.list[:0]
 	period := agingRounds * k.maxRows
@@ -129,6 +128,9 @@ func (t *Table) CountSweep(
 func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, candidates int, err error) {
 	t.beginChange()
 	defer t.endChange()
+	if err := t.index.tier.loadSlot(slot); err != nil {
+		return 0, 0, err
+	}
 	c := t.condition(slot, w, tick)
 	var found []uint64
 	t.index.each(slot, c.touched, func(e uint64, r record) {

@@ -65,9 +65,11 @@ type reclaimer struct {
 type retired struct {
 	segs   []segment
 	places []slab.Place
+
+	extents []int // of the tier
 }
 
-func (r *retired) empty() bool { return len(r.segs)+len(r.places) == 0 }
+func (r *retired) empty() bool { return len(r.segs)+len(r.places)+len(r.extents) == 0 }
 
 func (c *reclaimer) now() *retired { return &c.retired[c.grace.epoch.Load()&1] }
 
@@ -101,5 +103,8 @@ func (x *index) reclaim() {
 	for _, p := range r.places {
 		x.slab.Free(p)
 	}
-	r.segs, r.places = r.segs[:0], r.places[:0]
+	if len(r.extents) > 0 {
+		x.tier.file.Reuse(r.extents)
+	}
+	r.segs, r.places, r.extents = r.segs[:0], r.places[:0], r.extents[:0]
 }

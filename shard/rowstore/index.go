@@ -20,6 +20,7 @@ type index struct {
 	secret secret // of the tags
 
 	blocks slab.Blocks // index segments
+	tier   *Tier       // of a table with cold rows on disk, nil for others
 	// slots and roots have an element for each of ownedSlots, from its first slot on. roots are copies of the roots of
 	// slots without a directory; dense, because lookups load them first. Invariant: if a root is not nil, it has all rows
 	// of the slot.
@@ -87,7 +88,8 @@ func (s *secret) tag(key rowraft.Key) uint32 {
 }
 
 // segment is an open-addressing index of rows of one slot. Its length is 0 or a power of two. An
-// entry is tag<<32 | place+1, 0 if it is empty, or tombstone if its row was removed.
+// entry is tag<<32 | place+1, 0 if it is empty, tombstone if its row was removed, or tag<<32 | coldBit | place if its
+// row is in the file of the tier.
 type segment []uint64
 
 // root is the address and the length of a segment. The writer publishes it; readers load it
@@ -112,7 +114,7 @@ func (r *root) store(s segment) {
 }
 
 // tombstone is the entry of a removed row. Probes continue after it, and a new entry may
-// take its position. No place is as large as the one that it encodes.
+// take its position. It has coldBit, and no place is as large as the one that it encodes.
 const tombstone = 1<<32 - 1
 
 func isRow(e uint64) bool { return e != 0 && e != tombstone }
@@ -120,7 +122,7 @@ func isRow(e uint64) bool { return e != 0 && e != tombstone }
 // minSegment is the length of a new segment: two cache lines.
 const minSegment = 16
 
-// next returns the first place at or after position i whose entry has tag, and
+// next returns the first place in memory at or after position i whose entry has tag, and
 // the position after it. ok is false if an empty entry comes first.
 func (s segment) next(i, tag uint32) (p slab.Place, after uint32, ok bool) {
 	mask := uint32(len(s) - 1)
@@ -130,7 +132,7 @@ func (s segment) next(i, tag uint32) (p slab.Place, after uint32, ok bool) {
 			return 0, 0, false
 		}
 		i++
-		if uint32(e>>32) == tag && e != tombstone {
+		if uint32(e>>32) == tag && e&coldBit == 0 {
 			return slab.Place(uint32(e) - 1), i, true
 		}
 	}
@@ -149,18 +151,21 @@ func (s segment) put(e uint64) (was uint64) {
 	return was
 }
 
-// erase replaces the entry e by a tombstone, if e is in the segment.
-func (s segment) erase(e uint64) {
+// find returns the position of the entry e, or false if the segment does not have it.
+func (s segment) find(e uint64) (at uint32, ok bool) {
+	if len(s) == 0 {
+		return 0, false
+	}
 	mask := uint32(len(s) - 1)
-	for i := uint32(e>>32) & mask; s[i] != 0; i = (i + 1) & mask {
-		if s[i] == e {
-			atomic.StoreUint64(&s[i], tombstone)
-			return
+	for at = uint32(e>>32) & mask; s[at] != 0; at = (at + 1) & mask {
+		if s[at] == e {
+			return at, true
 		}
 	}
+	return 0, false
 }
 
-// find returns the record of key in slot. ok is false if key has no row.
+// find returns the record of key in slot. ok is false if key has no row in memory.
 func (x *index) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bool) {
 	seg := x.segment(slot, tag)
 	if len(seg) == 0 {
@@ -205,6 +210,9 @@ func (x *index) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (r record
 	b.rows++
 	s.rows++
 	x.count.Add(1)
+	if x.tier != nil {
+		x.tier.added(p)
+	}
 	return r, old, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"maps"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/zeebo/xxh3"
@@ -193,7 +194,7 @@ func testSchema(kind rowraft.TableKind, opt rowraft.OptimizerKind, dim int) rowr
 
 func mustNew(tb testing.TB, s rowraft.Schema) *Table {
 	tb.Helper()
-	table, err := New(Options{Schema: s})
+	table, err := New(Options{Schema: s, Tier: &memFile{}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -213,11 +214,11 @@ func checkAgainst(tb rapid.TB, table *Table, m *model) {
 	}
 	for key := range m.rows {
 		slot, tag := table.index.locate(key)
-		r, ok := table.index.find(slot, tag, key)
+		r, ok := stored(table, slot, tag, key)
 		if !ok {
 			tb.Fatalf("key %d is not in the table", key)
 		}
-		if got, want := string(table.index.bytes(r)), string(m.record(key)); got != want {
+		if got, want := r, string(m.record(key)); got != want {
 			tb.Fatalf("key %d: record %x, want %x", key, got, want)
 		}
 	}
@@ -247,7 +248,11 @@ func TestTableAgainstModel(t *testing.T) {
 		dim := rapid.SampledFrom([]int{1, 3, 8, 16, 70}).Draw(rt, "dim")
 		schema := testSchema(kind, opt, dim)
 		schema.Storage = rapid.SampledFrom([]rowraft.DType{0, rowraft.Float32, rowraft.BFloat16}).Draw(rt, "storage")
-		table, err := New(Options{Schema: schema})
+		options := Options{Schema: schema}
+		if rapid.Bool().Draw(rt, "tiered") {
+			options.Schema.Memory, options.Tier = uint64(rapid.IntRange(1, 40_000).Draw(rt, "memory")), &memFile{}
+		}
+		table, err := New(options)
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -361,6 +366,37 @@ func TestTableAgainstModel(t *testing.T) {
 						snaps[which] = nil
 						return
 					}
+				}
+			},
+			"move": func(rt *rapid.T) {
+				if table.Tier() == nil {
+					rt.Skip("no tier")
+				}
+				moveRows(rt, table.Tier(), rapid.SliceOfN(keyGen, 0, 40).Draw(rt, "in"), rapid.IntRange(0, 3).Draw(rt, "out"))
+			},
+			"check": func(rt *rapid.T) {
+				slot := m.slot(keyGen.Draw(rt, "key"))
+				most := rapid.SampledFrom([]int{64, 4096}).Draw(rt, "most")
+				for range rapid.IntRange(1, 9).Draw(rt, "steps") {
+					if _, _, ok := table.CheckSlot(slot, most); !ok {
+						rt.Fatalf("the check of slot %d found damage", slot)
+					}
+				}
+			},
+			"list": func(rt *rapid.T) {
+				slot := m.slot(keyGen.Draw(rt, "key"))
+				l := table.List(slot)
+				defer l.End()
+				keys, done := l.AppendKeys(nil, 1<<30)
+				want := 0
+				for k := range m.rows {
+					if m.slot(k) == slot {
+						want++
+					}
+				}
+				slices.Sort(keys)
+				if keys = slices.Compact(keys); !done || len(keys) != want {
+					rt.Fatalf("slot %d lists %d keys, want %d", slot, len(keys), want)
 				}
 			},
 			"": func(rt *rapid.T) { checkAgainst(rt, table, m) },

@@ -31,12 +31,23 @@ func (r record) setBusy() {
 // REQUIRES: the caller has entered t.index.grace.
 func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DType) bool {
 	r, ok := x.record(c, i, key)
-	for tries := 1; ok; tries++ {
+	for ok {
+		if x.copied(r, dst, dt) {
+			return true
+		}
+		// The writer removed the row after the lookup. It may have created a new one since.
+		r, ok = x.find(c.slot[i], c.tag[i], key)
+	}
+	return false
+}
+
+// copied writes the weights of r to dst, all from one version. It returns false if r is no longer in the index. It
+// waits while the writer changes the row.
+func (x *index) copied(r record, dst []byte, dt rowraft.DType) bool {
+	for tries := 1; ; tries++ {
 		v := r.loadVersion()
 		if v == gone {
-			// The writer removed the row after the lookup. It may have created a new one since.
-			r, ok = x.find(c.slot[i], c.tag[i], key)
-			continue
+			return false
 		}
 		if v&busy == 0 {
 			convert(dst, dt, x.weights(r), x.storage)
@@ -49,5 +60,4 @@ func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DT
 			runtime.Gosched() // the writer may need this processor
 		}
 	}
-	return false
 }

@@ -36,7 +36,7 @@ func (t *Table) RestoreRow(rec []byte) error {
 	if t.track.waits(slot, tag, key) {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d has a row and is a candidate", t.schema.Name, key)
 	}
-	if _, ok := t.index.find(slot, tag, key); ok {
+	if t.index.has(slot, tag, key) {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: the snapshot has key %d twice", t.schema.Name, key)
 	}
 	r, err := t.insert(slot, tag, key)
@@ -52,6 +52,10 @@ func (t *Table) RestoreRow(rec []byte) error {
 	s := t.index.slot(slot)
 	s.version = max(s.version, version)
 	s.digest = s.digest.Add(t.index.rowHash(r))
+	if t.index.tier != nil {
+		t.index.tier.settle()
+		return t.index.tier.overflow()
+	}
 	return nil
 }
 

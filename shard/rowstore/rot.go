@@ -9,6 +9,9 @@ import "github.com/rowraft/rowraft/internal/slab"
 func (t *Table) Rot() bool {
 	for s := range t.index.slots {
 		for e := range t.index.slots[s].entries() {
+			if isCold(e) {
+				continue
+			}
 			t.index.weights(t.index.at(slab.Place(uint32(e) - 1)))[0] ^= 1
 			return true
 		}

@@ -10,7 +10,8 @@ import (
 
 // Listing lists the rows that one slot had when the Listing began, in no particular order and in
 // several calls. Rows may change between two calls: a row deleted since may be missing, and a row
-// created since may be included. Until End, the table does not reuse the memory of removed rows
+// created since may be included. In a table with a tier, a key may be listed whose row was deleted since, and a listing
+// may lack keys if the tier is broken then. Until End, the table does not reuse the memory of removed rows
 // and segments. One goroutine uses a Listing.
 type Listing struct {
 	t     *Table
@@ -46,7 +47,7 @@ func (l *Listing) AppendKeys(dst []rowraft.Key, most int) (out []rowraft.Key, do
 	l.t.lock.RLock()
 	defer l.t.lock.RUnlock()
 	done = l.next(most, keyOffset+8, func(r record) {
-		if r.loadVersion() != gone {
+		if r.loadVersion() != gone || l.t.index.tier != nil { // a row that moved out of memory is gone from there
 			dst = append(dst, rowraft.Key(r.key()))
 		}
 	})
@@ -56,6 +57,7 @@ func (l *Listing) AppendKeys(dst []rowraft.Key, most int) (out []rowraft.Key, do
 // next calls do with the records of the next most entries. It prefetches the first touched bytes of each.
 func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 	var addr [scanRecords]unsafe.Pointer
+	var cold []coldEntry
 	n := 0
 	flush := func() {
 		prefetch(&addr[0], n, keyOffset, min(touched, maxPrefetch))
@@ -74,6 +76,10 @@ func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 			if !isRow(e) {
 				continue
 			}
+			if isCold(e) {
+				cold = append(cold, coldEntry{e: e})
+				continue
+			}
 			addr[n] = l.t.index.slab.At(slab.Place(uint32(e) - 1))
 			if n++; n == scanRecords {
 				flush()
@@ -85,6 +91,9 @@ func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 	}
 	if n > 0 {
 		flush()
+	}
+	if len(cold) > 0 { // an error breaks the tier
+		_ = l.t.index.tier.each(cold, func(_ *coldEntry, r record) { do(r) })
 	}
 	return w.at == len(w.segs)
 }

@@ -102,27 +102,43 @@ func (c *slotCheck) next(x *index, most int) (size int, ok bool) {
 	w := &c.walk
 	atOnce := min(chunkKeys, max(1, most/x.recordBytes()))
 	n, entries := 0, 0
+	var cold []coldEntry
+	add := func(r record, want uint32) bool {
+		size += x.recordBytes()
+		slot, tag := x.locate(rowraft.Key(r.key()))
+		c.sum = c.sum.Add(x.rowHash(r))
+		return slot == c.slot && tag == want
+	}
 	hash := func() bool { // adds the records at addr
 		prefetch(&addr[0], n, keyOffset, min(x.recordBytes(), maxPrefetch))
 		for i := range n {
-			r := record{addr[i]}
-			size += x.recordBytes()
-			if slot, tag := x.locate(rowraft.Key(r.key())); slot != c.slot || tag != tags[i] {
+			if !add(record{addr[i]}, tags[i]) {
 				return false
 			}
-			c.sum = c.sum.Add(x.rowHash(r))
 		}
 		n = 0
 		return true
 	}
+	end := func() bool {
+		good := n == 0 || hash()
+		if len(cold) > 0 {
+			err := x.tier.each(cold, func(k *coldEntry, r record) { good = add(r, uint32(k.e>>32)) && good })
+			good = good && err == nil
+		}
+		return good
+	}
 	for ; w.at < len(w.segs); w.at, w.pos = w.at+1, 0 {
 		for seg := w.segs[w.at]; w.pos < len(seg); {
-			if size+n*x.recordBytes()+8*entries >= most {
-				return size, n == 0 || hash()
+			if size+(n+len(cold))*x.recordBytes()+8*entries >= most {
+				return size, end()
 			}
 			e := seg[w.pos]
 			w.pos, entries = w.pos+1, entries+1
 			if !isRow(e) {
+				continue
+			}
+			if isCold(e) && x.tier != nil {
+				cold = append(cold, coldEntry{e: e})
 				continue
 			}
 			p := slab.Place(uint32(e) - 1)
@@ -135,5 +151,5 @@ func (c *slotCheck) next(x *index, most int) (size int, ok bool) {
 			}
 		}
 	}
-	return size, n == 0 || hash()
+	return size, end()
 }

@@ -341,9 +341,9 @@ func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEnt
 // counter. It prefetches records recordsAhead before it reads them.
 func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter uint64) []byte {
 	var ring [recordsAhead]unsafe.Pointer
+	var cold []coldEntry
 	found, size := 0, s.t.index.slabRecordBytes()
-	row := func(at unsafe.Pointer) {
-		r := record{at}
+	row := func(r record) {
 		if v := r.loadVersion(); v <= counter && v > since {
 			dst = append(dst, s.t.index.bytes(r)...)
 		}
@@ -353,16 +353,23 @@ func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter ui
 		if !isRow(e) {
 			continue
 		}
+		if isCold(e) {
+			cold = append(cold, coldEntry{e: e})
+			continue
+		}
 		slot := &ring[found%recordsAhead]
 		if found >= recordsAhead {
-			row(*slot)
+			row(record{*slot})
 		}
 		*slot = s.t.index.at(slab.Place(uint32(e) - 1)).p
 		prefetch(slot, 1, 0, size)
 		found++
 	}
 	for i := max(0, found-recordsAhead); i < found; i++ {
-		row(ring[i%recordsAhead])
+		row(record{ring[i%recordsAhead]})
+	}
+	if len(cold) > 0 { // an error breaks the tier
+		_ = s.t.index.tier.each(cold, func(_ *coldEntry, r record) { row(r) })
 	}
 	return dst
 }

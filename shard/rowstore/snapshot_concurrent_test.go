@@ -54,6 +54,8 @@ func (w *streamWriter) change(r *rand.Rand, batch []rowraft.Key, numbers []byte,
 	defer w.mu.Unlock()
 	w.table.SetTick(tick)
 	switch n := r.IntN(10); {
+	case n == 3 && w.table.Tier() != nil:
+		return w.table.Tier().Prefetch(batch)
 	case n == 0:
 		return w.table.Delete(batch[:3])
 	case n == 1:
@@ -79,6 +81,12 @@ func TestSnapshotsDuringChanges(t *testing.T) {
 			s.Capacity = rowraft.Capacity{Rows: 20 * rowraft.DefaultSlots, Evict: rowraft.EvictLRU}
 			s.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
 		},
+		"tiered":        func(s *rowraft.Schema) { s.Memory = 1 },
+		"tiered, lines": func(s *rowraft.Schema) { s.Memory, s.Dim = 1, 64 },
+		"tiered, LFU": func(s *rowraft.Schema) {
+			s.Memory, s.Capacity = 4000, rowraft.Capacity{Rows: 9 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
+		},
+		"tiered, expiry": func(s *rowraft.Schema) { s.Memory, s.Expire = 4000, 5 },
 		"expiry, candidates": func(s *rowraft.Schema) {
 			s.Admission, s.Expire = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}, 5
 		},

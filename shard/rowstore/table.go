@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/shard/rowstore/coldfile"
 )
 
 // Options are the arguments of New.
@@ -14,6 +15,9 @@ type Options struct {
 	Slots  rowraft.SlotCount // slots of the cluster; 0: rowraft.DefaultSlots
 	// Owned reports which slots this shard holds; nil means all. Only New calls it.
 	Owned func(rowraft.Slot) bool
+	// Tier is for the rows of a table with a memory limit that do not fit; the table closes it. nil: all rows stay in
+	// memory.
+	Tier coldfile.Disk
 }
 
 // Table holds the rows of one table on one shard. It checks arguments and routes a call to the parts that own the
@@ -57,6 +61,7 @@ func New(o Options) (*Table, error) {
 	t.snaps.index = &t.index
 	t.snaps.chooseClaims()
 	t.track = newTrack(t)
+	t.index.tier = newTier(t, &o)
 	return t, nil
 }
 
@@ -73,6 +78,11 @@ func (t *Table) Close() error {
 	}
 	for _, s := range t.snaps.running {
 		if e := s.kept.images.Close(); err == nil {
+			err = e
+		}
+	}
+	if r := t.index.tier; r != nil {
+		if e := r.file.Close(); err == nil {
 			err = e
 		}
 	}
@@ -125,6 +135,9 @@ func (t *Table) beginChange() {
 }
 
 func (t *Table) endChange() {
+	if t.index.tier != nil {
+		t.index.tier.settle()
+	}
 	t.snaps.done()
 	t.lock.Unlock()
 }

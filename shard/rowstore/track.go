@@ -289,8 +289,8 @@ func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 		if at != slot {
 			return bad(fmt.Sprintf("include key %d, which is in slot %d", c.key, at))
 		}
-		_, twice := t.index.find(at, tag, c.key)
-		if twice || k.waits(slot, tag, c.key) || c.count == 0 || c.count >= k.admission.Count || i > 0 && c.key <= last {
+		if t.index.has(at, tag, c.key) || k.waits(slot, tag, c.key) || c.count == 0 || c.count >= k.admission.Count ||
+			i > 0 && c.key <= last {
 			return bad(fmt.Sprintf("include key %d, which cannot be there", c.key))
 		}
 		last = c.key

@@ -1,0 +1,145 @@
+package coldfile
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestFileAgainstModel: records that are added, freed and moved out of sparse extents read as they were written, and
+// the file stays at most about twice as large as its records.
+func TestFileAgainstModel(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rows")
+	rapid.Check(t, func(rt *rapid.T) {
+		disk, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		size := 8 * rapid.IntRange(1, 9).Draw(rt, "words")
+		f := New(disk, size, rapid.SampledFrom([]int{1, 3, 100, 1 << 30}).Draw(rt, "per extent"))
+		defer f.Close()
+		have := map[int]uint64{}
+		next := uint64(0)
+		free := func(places []int) {
+			for _, p := range places {
+				delete(have, p)
+				if at, emptied := f.Free(p); emptied {
+					f.Reuse([]int{at})
+				}
+			}
+		}
+		some := func(rt *rapid.T) (places []int) {
+			for p, v := range have {
+				if v%uint64(1+rapid.IntRange(0, 5).Draw(rt, "share")) == 0 {
+					places = append(places, p)
+				}
+			}
+			slices.Sort(places)
+			return places
+		}
+		rt.Repeat(map[string]func(*rapid.T){
+			"write": func(rt *rapid.T) {
+				moved := f.Sparse(nil)
+				if _, ok := f.Begin(); !ok {
+					rt.Fatal("the file is full")
+				}
+				var values []uint64
+				for _, p := range moved {
+					values = append(values, have[p])
+				}
+				for range rapid.IntRange(1, 50).Draw(rt, "records") {
+					next++
+					values = append(values, next)
+				}
+				values = values[:min(len(values), f.Room())]
+				if len(values) < len(moved) || rapid.IntRange(0, 9).Draw(rt, "cancel") == 0 {
+					f.Cancel()
+					return
+				}
+				for _, v := range values {
+					record := make([]byte, size-3) // the rest is zero
+					binary.LittleEndian.PutUint32(record, uint32(v))
+					f.Add(record)
+				}
+				first, err := f.Write()
+				if err != nil {
+					rt.Fatal(err)
+				}
+				for i, v := range values {
+					if _, twice := have[first+i]; twice {
+						rt.Fatalf("place %d was written twice", first+i)
+					}
+					have[first+i] = v
+				}
+				free(moved)
+			},
+			"free": func(rt *rapid.T) { free(some(rt)) },
+			"read": func(rt *rapid.T) {
+				places := some(rt)
+				n := 0
+				err := f.Read(len(places), func(i int) int { return places[i] }, func(i int, record []byte) {
+					if got := binary.LittleEndian.Uint64(append(record[:4:4], 0, 0, 0, 0)); got != have[places[i]] || i != n {
+						rt.Fatalf("record %d at place %d is %d, want %d", i, places[i], got, have[places[i]])
+					}
+					n++
+				})
+				if err != nil || n != len(places) {
+					rt.Fatalf("read %d of %d records: %v", n, len(places), err)
+				}
+			},
+			"": func(rt *rapid.T) {
+				if s := f.Stats(); int(s.Records) != len(have) {
+					rt.Fatalf("%d records, want %d", s.Records, len(have))
+				}
+			},
+		})
+	})
+}
+
+// TestDamagedRecord: a record that was changed, lost, or is that of another place, is an error.
+func TestDamagedRecord(t *testing.T) {
+	disk, err := os.Create(filepath.Join(t.TempDir(), "rows"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := New(disk, 16, 4)
+	defer f.Close()
+	f.Begin()
+	for i := range 4 {
+		f.Add([]byte{byte(i), 15: 1})
+	}
+	if _, err := f.Write(); err != nil {
+		t.Fatal(err)
+	}
+	read := func(place int) error {
+		return f.Read(1, func(int) int { return place }, func(int, []byte) {})
+	}
+	b := make([]byte, 24)
+	if _, err := disk.ReadAt(b, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, damage := range []func() error{
+		func() error { _, err := disk.WriteAt(b, 24); return err }, // the record of place 0 at place 1
+		func() error { _, err := disk.WriteAt([]byte{9}, 24+7); return err },
+		func() error { return disk.Truncate(30) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		if err := read(1); err == nil {
+			t.Errorf("error %v, want one", err)
+		}
+		if err := read(0); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := read(3); !errors.Is(err, io.EOF) {
+		t.Errorf("error %v, want the end of the file", err)
+	}
+}
