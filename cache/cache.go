@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"math"
 	"math/bits"
 	"sync"
 	"sync/atomic"
@@ -86,12 +87,19 @@ const (
 // Get fills dst, dim weights for each of keys, with the copies that are as of atLeast or newer. It returns the
 // indices of the other keys, whose part of dst it leaves as it is.
 func (c *Cache) Get(keys []rowraft.Key, atLeast uint64, dst []float32) (missed []int32) {
+	missed, _ = c.get(keys, 0, atLeast, dst)
+	return missed
+}
+
+// GetAged is Get, and returns how new the oldest of the copies is that it filled in; the highest number without any.
+func (c *Cache) GetAged(keys []rowraft.Key, atLeast uint64, dst []float32) (missed []int32, oldest uint64) {
 	return c.get(keys, 0, atLeast, dst)
 }
 
-// get is Get at now, which counts the ages of the copies.
-func (c *Cache) get(keys []rowraft.Key, now, atLeast uint64, dst []float32) (missed []int32) {
+// get is GetAged at now, which counts the ages of the copies.
+func (c *Cache) get(keys []rowraft.Key, now, atLeast uint64, dst []float32) (missed []int32, oldest uint64) {
 	stale, age := 0, uint64(0)
+	oldest = math.MaxUint64
 	for i, key := range keys {
 		first, lock := c.set(key)
 		lock.Lock()
@@ -99,7 +107,9 @@ func (c *Cache) get(keys []rowraft.Key, now, atLeast uint64, dst []float32) (mis
 		fresh := at >= 0 && c.lines[at].asOf >= atLeast
 		if fresh {
 			c.lines[at].read = true
-			age += now - min(c.lines[at].asOf, now)
+			asOf := c.lines[at].asOf
+			age += now - min(asOf, now)
+			oldest = min(oldest, asOf)
 			copy(dst[i*c.dim:(i+1)*c.dim], c.row(at))
 		}
 		lock.Unlock()
@@ -115,7 +125,7 @@ func (c *Cache) get(keys []rowraft.Key, now, atLeast uint64, dst []float32) (mis
 	c.stale.Add(uint64(stale))
 	c.misses.Add(uint64(len(missed) - stale))
 	c.age.Add(age)
-	return missed
+	return missed, oldest
 }
 
 // Put keeps copies of the rows of keys, dim weights each, as of asOf, 1 or more. A newer copy stays.
@@ -198,3 +208,6 @@ func (c *Cache) Stats() Stats {
 	return Stats{Hits: c.hits.Load(), Stale: c.stale.Load(), Misses: c.misses.Load(), Age: c.age.Load(),
 		Evicted: c.evicted.Load()}
 }
+
+// Dim returns the number of weights of a row.
+func (c *Cache) Dim() int { return c.dim }

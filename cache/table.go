@@ -25,7 +25,8 @@ func (t *Table) Get(keys []rowraft.Key, now, atLeast uint64, dst []float32, dim 
 	if err != nil {
 		return nil, 0, err
 	}
-	return rows.get(keys, now, atLeast, dst), epoch, nil
+	missed, _ = rows.get(keys, now, atLeast, dst)
+	return missed, epoch, nil
 }
 
 // open returns the cache and its epoch. The first call makes it.

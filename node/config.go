@@ -99,6 +99,10 @@ type Config struct {
 	// 0: 10 s, negative: never.
 	SweepEvery time.Duration
 
+	// CopiesBytes is the memory for copies of rows of shards that have no replica on this server, which answer bounded
+	// reads; 0: 64 MiB, negative: none. It is allocated at the first such read.
+	CopiesBytes int64
+
 	// ScrubBytesPerSecond is the rate at which the server compares rows with their digests, over all
 	// replicas together; 0: 16 MiB, negative: none.
 	ScrubBytesPerSecond int
@@ -197,6 +201,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.SweepEvery == 0 {
 		c.SweepEvery = 10 * time.Second
+	}
+	if c.CopiesBytes == 0 {
+		c.CopiesBytes = 64 << 20
 	}
 	if c.ScrubBytesPerSecond == 0 {
 		c.ScrubBytesPerSecond = 16 << 20

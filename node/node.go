@@ -215,7 +215,7 @@ func (n *Node) newHost() *replica.Host {
 	return replica.New(replica.Options{
 		Node: n.self.ID, FS: n.cfg.FS, DataDir: n.cfg.DataDir, LogSegmentBytes: n.cfg.LogSegmentBytes,
 		ProofEvery: n.cfg.ProofEvery, SweepEvery: n.cfg.SweepEvery, ScrubBytesPerSecond: n.cfg.ScrubBytesPerSecond,
-		Admission: n.admission, Conns: n.conns, Stopping: n.stopping,
+		CopiesBytes: max(n.cfg.CopiesBytes, 0), Admission: n.admission, Conns: n.conns, Stopping: n.stopping,
 		Cluster: func() rowraft.ClusterID { return n.identity.Identity().Cluster },
 		Map:     func() *clustermap.Map { return n.sched.View().Map() },
 		Meta:    n.meta.Load, MayLog: n.mayLog, NodeStatus: n.status,

@@ -1,4 +1,5 @@
-// Package hot finds the keys of a shard that are accessed most.
+// Package hot is about the skew of the accesses: which keys of a shard are accessed most, and copies of rows of shards
+// that have no replica on this server.
 //
 // A [Sketch] counts them by Space-Saving (Metwally, Agrawal and El Abbadi, 2005): it has a fixed number of counters,
 // and a key without one takes the counter of the least frequent key, with its count as the possible error. So the

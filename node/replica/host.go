@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/hot"
 	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -37,6 +38,7 @@ type Options struct {
 	ProofEvery          time.Duration // see node.Config
 	SweepEvery          time.Duration
 	ScrubBytesPerSecond int
+	CopiesBytes         int64 // memory for copies of rows of shards without a replica here; 0: none are kept
 
 	Admission *admit.Admission
 	Conns     *route.Pool     // connections to the other servers
@@ -75,6 +77,7 @@ type Host struct {
 	queued  histogram.Durations  // time of parts of pushes in the queues before the logs
 	stages  raftstore.StageTimes // stages of the entries that this server proposed
 	heat    sync.Map             // ShardID → *hot.Sketch of the accesses here
+	copies  copies               // of rows of other shards
 
 	// cluster is the map of the last Follow.
 	cluster atomic.Pointer[clustermap.Map]
@@ -93,6 +96,7 @@ func New(opts Options) *Host {
 			of: make(map[rowraft.ShardID]fencedReplica)},
 	}
 	h.traffic = traffic.New(h.tableName)
+	h.copies.h, h.copies.rows = h, hot.NewCopies(opts.CopiesBytes)
 	return h
 }
 

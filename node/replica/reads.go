@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -44,9 +45,22 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 func (s *tableService) pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	defer rpc.Pool.Release(req.Payload)
 	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
+	if _, elsewhere := errors.AsType[*rowraft.NotLeaderError](err); elsewhere &&
+		req.Mode == rowraftv1.ReadMode_READ_MODE_BOUNDED {
+		reply, err := s.h.copies.pull(ctx, req)
+		if err == nil {
+			s.h.heatOf(rowraft.ShardID(req.Shard)).Add(req.Payload, false)
+		}
+		return reply, err
+	}
 	if err != nil {
 		return nil, err
 	}
+	return r.pull(ctx, req)
+}
+
+// pull reads rows of this replica in the mode that the request names. The caller releases the payload of req.
+func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	t, err := r.admitPull(ctx, req)
 	if err != nil {
 		return nil, err

@@ -25,10 +25,11 @@ const (
 	StepPush
 	Scan
 	OpenSession
+	CopyRows // a pull of another server
 	ops
 )
 
-var opNames = [ops]string{"pull", "push", "assign", "delete", "step_push", "scan", "open_session"}
+var opNames = [ops]string{"pull", "push", "assign", "delete", "step_push", "scan", "open_session", "copy_rows"}
 
 // OfWrite returns the operation of a write.
 func OfWrite(op wire.Op) Op {
@@ -135,7 +136,7 @@ func (c *Counts) Begin(op Op, payload []byte, presence bool) (call Call) {
 			break // the service refuses the request
 		}
 		p := part{table: c.tableOf(seg.Table), keys: uint64(seg.N), received: uint64(len(payload) - len(rest))}
-		if op == Pull {
+		if op == Pull || op == CopyRows {
 			p.sent = replySize(seg, presence)
 		}
 		call.add(p)

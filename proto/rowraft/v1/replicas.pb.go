@@ -2403,7 +2403,8 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\x1aDIGEST_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15DIGEST_VERDICT_AGREED\x10\x01\x12\x1a\n" +
 	"\x16DIGEST_VERDICT_DIVIDED\x10\x02\x12\x1c\n" +
-	"\x18DIGEST_VERDICT_UNDECIDED\x10\x032\xec\t\n" +
+	"\x18DIGEST_VERDICT_UNDECIDED\x10\x032\xa8\n" +
+	"\n" +
 	"\bReplicas\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12T\n" +
 	"\x0eDropShardTable\x12!.rowraft.v1.DropShardTableRequest\x1a\x1f.rowraft.v1.DropShardTableReply\x12E\n" +
@@ -2415,7 +2416,8 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\aHotKeys\x12\x1a.rowraft.v1.HotKeysRequest\x1a\x18.rowraft.v1.HotKeysReply\x12<\n" +
 	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12K\n" +
 	"\vNotedDigest\x12\x1e.rowraft.v1.NotedDigestRequest\x1a\x1c.rowraft.v1.NotedDigestReply\x12E\n" +
-	"\tReadIndex\x12\x1c.rowraft.v1.ReadIndexRequest\x1a\x1a.rowraft.v1.ReadIndexReply\x129\n" +
+	"\tReadIndex\x12\x1c.rowraft.v1.ReadIndexRequest\x1a\x1a.rowraft.v1.ReadIndexReply\x12:\n" +
+	"\bCopyRows\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x129\n" +
 	"\x05Prove\x12\x18.rowraft.v1.ProveRequest\x1a\x16.rowraft.v1.ProveReply\x12T\n" +
 	"\x0eTransferLeader\x12!.rowraft.v1.TransferLeaderRequest\x1a\x1f.rowraft.v1.TransferLeaderReply\x12?\n" +
 	"\aMembers\x12\x1a.rowraft.v1.MembersRequest\x1a\x18.rowraft.v1.MembersReply\x12Q\n" +
@@ -2481,12 +2483,14 @@ var file_rowraft_v1_replicas_proto_goTypes = []any{
 	(*ReplicaStatus)(nil),         // 38: rowraft.v1.ReplicaStatus
 	(*Disk)(nil),                  // 39: rowraft.v1.Disk
 	(*Slowness)(nil),              // 40: rowraft.v1.Slowness
-	(*WriteShardFileRequest)(nil), // 41: rowraft.v1.WriteShardFileRequest
-	(*RestoreShardRequest)(nil),   // 42: rowraft.v1.RestoreShardRequest
-	(*SweepSlotsRequest)(nil),     // 43: rowraft.v1.SweepSlotsRequest
-	(*WriteShardFileReply)(nil),   // 44: rowraft.v1.WriteShardFileReply
-	(*RestoreShardReply)(nil),     // 45: rowraft.v1.RestoreShardReply
-	(*SweepSlotsReply)(nil),       // 46: rowraft.v1.SweepSlotsReply
+	(*PullRequest)(nil),           // 41: rowraft.v1.PullRequest
+	(*WriteShardFileRequest)(nil), // 42: rowraft.v1.WriteShardFileRequest
+	(*RestoreShardRequest)(nil),   // 43: rowraft.v1.RestoreShardRequest
+	(*SweepSlotsRequest)(nil),     // 44: rowraft.v1.SweepSlotsRequest
+	(*PullReply)(nil),             // 45: rowraft.v1.PullReply
+	(*WriteShardFileReply)(nil),   // 46: rowraft.v1.WriteShardFileReply
+	(*RestoreShardReply)(nil),     // 47: rowraft.v1.RestoreShardReply
+	(*SweepSlotsReply)(nil),       // 48: rowraft.v1.SweepSlotsReply
 }
 var file_rowraft_v1_replicas_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.DigestVerdict
@@ -2514,32 +2518,34 @@ var file_rowraft_v1_replicas_proto_depIdxs = []int32{
 	32, // 22: rowraft.v1.Replicas.Digest:input_type -> rowraft.v1.DigestRequest
 	3,  // 23: rowraft.v1.Replicas.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
 	1,  // 24: rowraft.v1.Replicas.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
-	5,  // 25: rowraft.v1.Replicas.Prove:input_type -> rowraft.v1.ProveRequest
-	8,  // 26: rowraft.v1.Replicas.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	10, // 27: rowraft.v1.Replicas.Members:input_type -> rowraft.v1.MembersRequest
-	12, // 28: rowraft.v1.Replicas.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	41, // 29: rowraft.v1.Replicas.WriteShardFile:input_type -> rowraft.v1.WriteShardFileRequest
-	42, // 30: rowraft.v1.Replicas.RestoreShard:input_type -> rowraft.v1.RestoreShardRequest
-	43, // 31: rowraft.v1.Replicas.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
-	24, // 32: rowraft.v1.Replicas.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	15, // 33: rowraft.v1.Replicas.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
-	18, // 34: rowraft.v1.Replicas.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
-	20, // 35: rowraft.v1.Replicas.EndJob:output_type -> rowraft.v1.EndJobReply
-	22, // 36: rowraft.v1.Replicas.JobState:output_type -> rowraft.v1.JobStateReply
-	26, // 37: rowraft.v1.Replicas.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	28, // 38: rowraft.v1.Replicas.HotKeys:output_type -> rowraft.v1.HotKeysReply
-	33, // 39: rowraft.v1.Replicas.Digest:output_type -> rowraft.v1.DigestReply
-	4,  // 40: rowraft.v1.Replicas.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	2,  // 41: rowraft.v1.Replicas.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
-	6,  // 42: rowraft.v1.Replicas.Prove:output_type -> rowraft.v1.ProveReply
-	9,  // 43: rowraft.v1.Replicas.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	11, // 44: rowraft.v1.Replicas.Members:output_type -> rowraft.v1.MembersReply
-	13, // 45: rowraft.v1.Replicas.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	44, // 46: rowraft.v1.Replicas.WriteShardFile:output_type -> rowraft.v1.WriteShardFileReply
-	45, // 47: rowraft.v1.Replicas.RestoreShard:output_type -> rowraft.v1.RestoreShardReply
-	46, // 48: rowraft.v1.Replicas.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
-	32, // [32:49] is the sub-list for method output_type
-	15, // [15:32] is the sub-list for method input_type
+	41, // 25: rowraft.v1.Replicas.CopyRows:input_type -> rowraft.v1.PullRequest
+	5,  // 26: rowraft.v1.Replicas.Prove:input_type -> rowraft.v1.ProveRequest
+	8,  // 27: rowraft.v1.Replicas.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	10, // 28: rowraft.v1.Replicas.Members:input_type -> rowraft.v1.MembersRequest
+	12, // 29: rowraft.v1.Replicas.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	42, // 30: rowraft.v1.Replicas.WriteShardFile:input_type -> rowraft.v1.WriteShardFileRequest
+	43, // 31: rowraft.v1.Replicas.RestoreShard:input_type -> rowraft.v1.RestoreShardRequest
+	44, // 32: rowraft.v1.Replicas.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
+	24, // 33: rowraft.v1.Replicas.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	15, // 34: rowraft.v1.Replicas.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	18, // 35: rowraft.v1.Replicas.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
+	20, // 36: rowraft.v1.Replicas.EndJob:output_type -> rowraft.v1.EndJobReply
+	22, // 37: rowraft.v1.Replicas.JobState:output_type -> rowraft.v1.JobStateReply
+	26, // 38: rowraft.v1.Replicas.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	28, // 39: rowraft.v1.Replicas.HotKeys:output_type -> rowraft.v1.HotKeysReply
+	33, // 40: rowraft.v1.Replicas.Digest:output_type -> rowraft.v1.DigestReply
+	4,  // 41: rowraft.v1.Replicas.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	2,  // 42: rowraft.v1.Replicas.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
+	45, // 43: rowraft.v1.Replicas.CopyRows:output_type -> rowraft.v1.PullReply
+	6,  // 44: rowraft.v1.Replicas.Prove:output_type -> rowraft.v1.ProveReply
+	9,  // 45: rowraft.v1.Replicas.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	11, // 46: rowraft.v1.Replicas.Members:output_type -> rowraft.v1.MembersReply
+	13, // 47: rowraft.v1.Replicas.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	46, // 48: rowraft.v1.Replicas.WriteShardFile:output_type -> rowraft.v1.WriteShardFileReply
+	47, // 49: rowraft.v1.Replicas.RestoreShard:output_type -> rowraft.v1.RestoreShardReply
+	48, // 50: rowraft.v1.Replicas.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
+	33, // [33:51] is the sub-list for method output_type
+	15, // [15:33] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name

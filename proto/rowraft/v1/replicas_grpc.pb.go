@@ -29,6 +29,7 @@ const (
 	Replicas_Digest_FullMethodName         = "/rowraft.v1.Replicas/Digest"
 	Replicas_NotedDigest_FullMethodName    = "/rowraft.v1.Replicas/NotedDigest"
 	Replicas_ReadIndex_FullMethodName      = "/rowraft.v1.Replicas/ReadIndex"
+	Replicas_CopyRows_FullMethodName       = "/rowraft.v1.Replicas/CopyRows"
 	Replicas_Prove_FullMethodName          = "/rowraft.v1.Replicas/Prove"
 	Replicas_TransferLeader_FullMethodName = "/rowraft.v1.Replicas/TransferLeader"
 	Replicas_Members_FullMethodName        = "/rowraft.v1.Replicas/Members"
@@ -68,6 +69,9 @@ type ReplicasClient interface {
 	// ReadIndex proves that this server leads a shard, and tells up to where the log was
 	// committed then. Other replicas ask it, to know how old they are.
 	ReadIndex(ctx context.Context, in *ReadIndexRequest, opts ...grpc.CallOption) (*ReadIndexReply, error)
+	// CopyRows is a bounded pull for another server, which has checked the caller and keeps the rows to answer further
+	// reads. Only a replica on this server answers.
+	CopyRows(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (*PullReply, error)
 	// Prove logs a mark and compares what the replicas note at it; leader only.
 	Prove(ctx context.Context, in *ProveRequest, opts ...grpc.CallOption) (*ProveReply, error)
 	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
@@ -196,6 +200,16 @@ func (c *replicasClient) ReadIndex(ctx context.Context, in *ReadIndexRequest, op
 	return out, nil
 }
 
+func (c *replicasClient) CopyRows(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (*PullReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PullReply)
+	err := c.cc.Invoke(ctx, Replicas_CopyRows_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *replicasClient) Prove(ctx context.Context, in *ProveRequest, opts ...grpc.CallOption) (*ProveReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ProveReply)
@@ -299,6 +313,9 @@ type ReplicasServer interface {
 	// ReadIndex proves that this server leads a shard, and tells up to where the log was
 	// committed then. Other replicas ask it, to know how old they are.
 	ReadIndex(context.Context, *ReadIndexRequest) (*ReadIndexReply, error)
+	// CopyRows is a bounded pull for another server, which has checked the caller and keeps the rows to answer further
+	// reads. Only a replica on this server answers.
+	CopyRows(context.Context, *PullRequest) (*PullReply, error)
 	// Prove logs a mark and compares what the replicas note at it; leader only.
 	Prove(context.Context, *ProveRequest) (*ProveReply, error)
 	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
@@ -356,6 +373,9 @@ func (UnimplementedReplicasServer) NotedDigest(context.Context, *NotedDigestRequ
 }
 func (UnimplementedReplicasServer) ReadIndex(context.Context, *ReadIndexRequest) (*ReadIndexReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReadIndex not implemented")
+}
+func (UnimplementedReplicasServer) CopyRows(context.Context, *PullRequest) (*PullReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method CopyRows not implemented")
 }
 func (UnimplementedReplicasServer) Prove(context.Context, *ProveRequest) (*ProveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Prove not implemented")
@@ -579,6 +599,24 @@ func _Replicas_ReadIndex_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Replicas_CopyRows_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PullRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ReplicasServer).CopyRows(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Replicas_CopyRows_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ReplicasServer).CopyRows(ctx, req.(*PullRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Replicas_Prove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ProveRequest)
 	if err := dec(in); err != nil {
@@ -740,6 +778,10 @@ var Replicas_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReadIndex",
 			Handler:    _Replicas_ReadIndex_Handler,
+		},
+		{
+			MethodName: "CopyRows",
+			Handler:    _Replicas_CopyRows_Handler,
 		},
 		{
 			MethodName: "Prove",

@@ -33,7 +33,8 @@ const (
 	ReadMode_READ_MODE_LEADER ReadMode = 1
 	// The leader proves its leadership first.
 	ReadMode_READ_MODE_LINEARIZABLE ReadMode = 2
-	// Any replica that proves that it is new enough (max_age_ns, max_lag), or TooStale.
+	// Any replica that proves that it is new enough (max_age_ns, max_lag), or TooStale. A server without a replica answers
+	// from its copies, and gets the other rows from a replica.
 	ReadMode_READ_MODE_BOUNDED ReadMode = 3
 )
 
@@ -307,12 +308,15 @@ type PullReply struct {
 	Payload      []byte                 `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`                                // segments with values and no keys, in the request's order
 	// BOUNDED: what was met. The values have everything that had been acknowledged age_ns
 	// before the reply was made; lag entries of the log were known and not applied.
-	AgeNs         uint64       `protobuf:"varint,4,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"`
-	Lag           uint64       `protobuf:"varint,5,opt,name=lag,proto3" json:"lag,omitempty"`
-	Batch         uint32       `protobuf:"varint,6,opt,name=batch,proto3" json:"batch,omitempty"` // PullMany: index of the batch in the request
-	Error         *ErrorDetail `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`  // PullMany: the batch failed
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AgeNs uint64       `protobuf:"varint,4,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"`
+	Lag   uint64       `protobuf:"varint,5,opt,name=lag,proto3" json:"lag,omitempty"`
+	Batch uint32       `protobuf:"varint,6,opt,name=batch,proto3" json:"batch,omitempty"` // PullMany: index of the batch in the request
+	Error *ErrorDetail `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`  // PullMany: the batch failed
+	// BOUNDED, from a server without a replica of the shard: rows that it has fetched from a replica for this reply.
+	Fetched        uint32 `protobuf:"varint,11,opt,name=fetched,proto3" json:"fetched,omitempty"`
+	WithoutReplica bool   `protobuf:"varint,12,opt,name=without_replica,json=withoutReplica,proto3" json:"without_replica,omitempty"` // BOUNDED: the server has no replica of the shard
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PullReply) Reset() {
@@ -392,6 +396,20 @@ func (x *PullReply) GetError() *ErrorDetail {
 		return x.Error
 	}
 	return nil
+}
+
+func (x *PullReply) GetFetched() uint32 {
+	if x != nil {
+		return x.Fetched
+	}
+	return 0
+}
+
+func (x *PullReply) GetWithoutReplica() bool {
+	if x != nil {
+		return x.WithoutReplica
+	}
+	return false
 }
 
 type PullManyRequest struct {
@@ -1769,7 +1787,7 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\bpresence\x18\a \x01(\bR\bpresence\x12\x1c\n" +
 	"\n" +
 	"max_age_ns\x18\b \x01(\x04R\bmaxAgeNs\x12\x17\n" +
-	"\amax_lag\x18\t \x01(\x04R\x06maxLag\"\xd9\x01\n" +
+	"\amax_lag\x18\t \x01(\x04R\x06maxLag\"\x9c\x02\n" +
 	"\tPullReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
@@ -1778,7 +1796,9 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x06age_ns\x18\x04 \x01(\x04R\x05ageNs\x12\x10\n" +
 	"\x03lag\x18\x05 \x01(\x04R\x03lag\x12\x14\n" +
 	"\x05batch\x18\x06 \x01(\rR\x05batch\x12-\n" +
-	"\x05error\x18\a \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"D\n" +
+	"\x05error\x18\a \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\x12\x18\n" +
+	"\afetched\x18\v \x01(\rR\afetched\x12'\n" +
+	"\x0fwithout_replica\x18\f \x01(\bR\x0ewithoutReplica\"D\n" +
 	"\x0fPullManyRequest\x121\n" +
 	"\abatches\x18\x01 \x03(\v2\x17.rowraft.v1.PullRequestR\abatches\"\x8c\x02\n" +
 	"\fWriteRequest\x12\x1f\n" +

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,6 +51,7 @@ type serverFlags struct {
 	snapshotEvery, trailing  int64
 	snapshotMax              int64
 	snapshotSend             int64
+	copies                   int64
 	segment                  int
 	limits                   admit.Limits
 	cpuProfile               string
@@ -131,6 +133,8 @@ servers of a cluster that runs.`,
 		"size of a shard's log files; default 64 MiB, less with more than 8 shards on a server")
 	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0,
 		"log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
+	fl.Int64Var(&f.copies, "copies-bytes", 64<<20, "memory for copies of rows of shards without a replica here, which "+
+		"answer bounded reads; 0: keep none")
 	fl.Int64Var(&f.snapshotSend, "snapshot-send-bytes-per-second", 0,
 		"how fast the server sends snapshots, of all shards together, to replicas that are too far behind; default 64 MiB")
 	return cmd
@@ -258,6 +262,7 @@ func (f *serverFlags) run(ctx context.Context, g *remote.Flags, stderr io.Writer
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery,
 		SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend,
+		CopiesBytes:     cmp.Or(f.copies, -1),
 		LogSegmentBytes: f.segment,
 		Limits:          f.limits,
 		TLS:             g.TLS, CAKey: f.caKey, RenewCert: f.renewCert, Insecure: g.Insecure, Logger: logger,
