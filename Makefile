@@ -160,7 +160,6 @@ bench-failover-smoke: build-faults ## a few of each, held against no bar: shows 
 bench-overload: build ## a minute of ten times what the limits of three servers let through, against the bars (ARGS="--json")
 	$(BIN)/rowraft-bench overload --check --seconds 60 $(ARGS)
 
-PYTHON ?= /usr/bin/python3
 SEEDS  ?= 10
 JOBS   ?= examples/train-adult.yaml scripts/optimizers/sparse.yaml
 
@@ -179,6 +178,28 @@ bench-smoke: build ## the same, too short to quote: shows that it still runs
 	else \
 		echo "bench-smoke: skipped: no redis-server (apt-get install redis-server)"; \
 	fi
+
+##@ Python
+
+PYTHON ?= /usr/bin/python3
+CSHARED = GOEXPERIMENT=$(SIMD) go build -buildmode=c-shared -ldflags '$(LDFLAGS)'
+
+.PHONY: librowraft
+librowraft: ## bin/librowraft.so, the Go client as a C library (needs gcc)
+	$(CSHARED) -o $(BIN)/librowraft.so ./capi
+
+.PHONY: test-python
+test-python: build librowraft ## tests of the Python package on real servers (ARGS="-k scan"; needs Debian's python3-pytest and python3-numpy, or PYTHON of a venv)
+	cd python && ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=. \
+		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pytest -q -p no:cacheprovider $(ARGS)
+
+# Nothing in the wheel depends on the directory or the symbols of this machine; the server needs no C library.
+.PHONY: wheel
+wheel: ## bin/wheel/rowraft-*.whl: the Python package with the library and the server (x86-64, needs gcc)
+	rm -rf $(BIN)/wheel && mkdir -p $(BIN)/wheel/lib
+	$(CSHARED) -trimpath -ldflags '-s -w $(LDFLAGS)' -o $(BIN)/wheel/lib/librowraft.so ./capi
+	GOEXPERIMENT=$(SIMD) CGO_ENABLED=0 go build -trimpath -ldflags '-s -w $(LDFLAGS)' -o $(BIN)/wheel/lib/ ./cmd/rowraft
+	$(PYTHON) python/backend.py $(BIN)/wheel
 
 ##@ Check
 

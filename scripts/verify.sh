@@ -57,6 +57,7 @@ if [ -n "$full" ]; then
 	stage build-plain build-plain
 fi
 stage test test
+stage test-python test-python
 if [ -z "$full" ]; then
 	stage test-plain test-plain
 	stage race race

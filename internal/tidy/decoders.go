@@ -126,6 +126,9 @@ var decoders = map[string]string{
 
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
+	"capi.call":                         "JSON of the same process",
+	"capi.request":                      "JSON of the same process",
+	"capi.readMode":                     "JSON of the same process",
 	"internal/certs.readPEM":            "a file of the operator, through encoding/pem",
 	"internal/certs.parseAll":           "likewise",
 	"internal/certs.Source.authorities": "likewise",

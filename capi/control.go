@@ -1,0 +1,327 @@
+//go:build cgo
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// scanHandles numbers the scans of all clients.
+var scanHandles atomic.Uint64
+
+// call runs a request in JSON: {"call": "table", …}. s is nil for client 0.
+func call(ctx context.Context, s *session, body []byte) ([]byte, error) {
+	var name struct {
+		Call string `json:"call"`
+	}
+	if err := json.Unmarshal(body, &name); err != nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "request: %w", err)
+	}
+	var f func(context.Context, *session, []byte) (any, error)
+	if s == nil {
+		f = free[name.Call]
+	} else {
+		f = calls[name.Call]
+	}
+	if f == nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "unknown call %q", name.Call)
+	}
+	v, err := f(ctx, s, body)
+	if err != nil || v == nil {
+		return nil, err
+	}
+	return json.Marshal(v)
+}
+
+// request makes a function of a request one of its JSON. A field that the request does not have is an error.
+func request[Q any](f func(context.Context, *session, Q) (any, error)) func(context.Context, *session, []byte) (any,
+	error) {
+	return func(ctx context.Context, s *session, body []byte) (any, error) {
+		var q struct {
+			Call string `json:"call"`
+			With Q      `json:"with"`
+		}
+		d := json.NewDecoder(bytes.NewReader(body))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&q); err != nil {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "request: %w", err)
+		}
+		return f(ctx, s, q.With)
+	}
+}
+
+type nothing struct{}
+
+// named is a request that names a table, a scan or a server.
+type named struct {
+	Name   string `json:"name"`
+	Handle uint64 `json:"handle"`
+}
+
+// calls are the requests of a client.
+var calls = map[string]func(context.Context, *session, []byte) (any, error){
+	"table": request(func(ctx context.Context, s *session, q named) (any, error) {
+		t, err := s.client.Table(ctx, q.Name)
+		if err != nil {
+			return nil, err
+		}
+		return newTableJSON(s.hold(t).Schema()), nil
+	}),
+	"tables": request(func(ctx context.Context, s *session, _ nothing) (any, error) {
+		tables, err := s.client.Tables(ctx)
+		return newTablesJSON(tables), err
+	}),
+	"create": request(func(ctx context.Context, s *session, q struct {
+		Schema  schemaJSON `json:"schema"`
+		ExistOK bool       `json:"exist_ok"`
+	}) (any, error) {
+		schema, err := q.Schema.schema()
+		if err != nil {
+			return nil, err
+		}
+		t, err := s.client.CreateTable(ctx, schema, q.ExistOK)
+		if err != nil {
+			return nil, err
+		}
+		return newTableJSON(s.hold(t).Schema()), nil
+	}),
+	"drop": request(func(ctx context.Context, s *session, q named) (any, error) {
+		t, err := s.table(rowraft.TableID(q.Handle))
+		if err != nil {
+			return nil, err
+		}
+		if err := s.client.DropTable(ctx, t); err != nil {
+			return nil, err
+		}
+		return nil, s.forget(ctx, t)
+	}),
+	"flush": request(func(ctx context.Context, s *session, _ nothing) (any, error) {
+		return nil, s.client.Flush(ctx)
+	}),
+	"scan": request(func(_ context.Context, s *session, q named) (any, error) {
+		t, err := s.table(rowraft.TableID(q.Handle))
+		if err != nil {
+			return nil, err
+		}
+		handle, err := s.startScan(t)
+		return named{Handle: handle}, err
+	}),
+	"end_scan": request(func(_ context.Context, s *session, q named) (any, error) {
+		s.endScan(q.Handle)
+		return nil, nil
+	}),
+	"servers": request(func(ctx context.Context, s *session, _ nothing) (any, error) {
+		return s.servers(ctx), nil
+	}),
+	"checkpoint": request(createCheckpoint),
+}
+
+// free are the requests without a client.
+var free = map[string]func(context.Context, *session, []byte) (any, error){
+	"dial": request(dial),
+	"close": request(func(_ context.Context, _ *session, q named) (any, error) {
+		if s, ok := sessions.get(q.Handle); ok {
+			return nil, s.close()
+		}
+		return nil, nil
+	}),
+	"codes": request(func(context.Context, *session, nothing) (any, error) {
+		out := make([]codeJSON, rowraft.Codes)
+		for i := range out {
+			c := rowraft.Code(i)
+			out[i] = codeJSON{c.String(), c.MaybeApplied(), c.Retryable()}
+		}
+		return out, nil
+	}),
+	"runtime": request(func(context.Context, *session, nothing) (any, error) {
+		return map[string]any{"version": version, "goroutines": runtime.NumGoroutine(), "operations": operations.len(),
+			"clients": sessions.len()}, nil
+	}),
+	// For tests of a caller: a panic, and a call that lasts.
+	"panic": request(func(context.Context, *session, nothing) (any, error) { panic("on request") }),
+	"sleep": request(func(ctx context.Context, _ *session, q struct {
+		Seconds float64 `json:"seconds"`
+	}) (any, error) {
+		select {
+		case <-time.After(time.Duration(q.Seconds * float64(time.Second))):
+			return nil, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}),
+
+	"start_cluster":  request(startCluster),
+	"stop_cluster":   request(stopCluster),
+	"kill_server":    request(killServer),
+	"restart_server": request(restartServer),
+}
+
+type codeJSON struct {
+	Name         string `json:"name"`
+	MaybeApplied bool   `json:"maybe_applied"`
+	Retryable    bool   `json:"retryable"`
+}
+
+// dial connects a client.
+func dial(ctx context.Context, _ *session, q struct {
+	Endpoints []string `json:"endpoints"`
+	Certs     string   `json:"certs"` // directory of ca.pem, client.pem and client.key; "": plaintext
+	DType     string   `json:"dtype"` // "": float32
+	InFlight  int      `json:"in_flight"`
+}) (any, error) {
+	opts := client.Options{Endpoints: q.Endpoints, MaxInFlight: q.InFlight}
+	if q.Certs != "" {
+		opts.TLS = client.TLSFiles{Cert: filepath.Join(q.Certs, "client.pem"), Key: filepath.Join(q.Certs, "client.key"),
+			CA: filepath.Join(q.Certs, "ca.pem")}
+	}
+	if q.DType != "" {
+		var err error
+		if opts.DType, err = rowraft.ParseDType(q.DType); err != nil {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "dtype %w", err)
+		}
+	}
+	c, err := client.Dial(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{client: c, tables: make(map[rowraft.TableID]*client.Table), scans: make(map[uint64]*scan)}
+	s.id = sessions.add(s)
+	return named{Handle: s.id}, nil
+}
+
+// forget waits until the client's map does not name a table that was dropped, so that its name is no longer found.
+func (s *session) forget(ctx context.Context, t *client.Table) error {
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		if now, err := s.client.Map().Table(t.Schema().Name); err != nil || now.ID != t.Schema().ID {
+			return nil
+		}
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// serverJSON is a server of the cluster.
+type serverJSON struct {
+	Name  string   `json:"name"`
+	Addr  string   `json:"addr"`
+	Up    bool     `json:"up"`
+	Leads []uint32 `json:"leads"` // the shards whose leader it says it is
+}
+
+// ask fills in what the server itself says. A server that does not answer within a second is not up.
+func (s *session) ask(ctx context.Context, of *serverJSON) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	conn, err := s.client.Control().Conn(of.Addr)
+	if err != nil {
+		return
+	}
+	reply, err := rowraftv1.NewReplicasClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	of.Up = err == nil
+	for _, r := range reply.GetReplicas() {
+		if r.GetRole() == "leader" {
+			of.Leads = append(of.Leads, r.GetShard())
+		}
+	}
+}
+
+// checkpointJSON is a checkpoint that was made.
+type checkpointJSON struct {
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	Bytes  int64  `json:"bytes"`
+	Rows   uint64 `json:"rows"`
+	HeldNs int64  `json:"held_ns"` // the longest that a push waited for the cut
+	Note   string `json:"note"`
+}
+
+// createCheckpoint makes a checkpoint. A later leader of the scheduler continues under the same operation.
+func createCheckpoint(ctx context.Context, s *session, q struct {
+	Destination string `json:"destination"`
+	Name        string `json:"name"` // "": from the time
+	Delta       bool   `json:"delta"`
+}) (any, error) {
+	req := &rowraftv1.CreateCheckpointRequest{Destination: q.Destination, Name: q.Name, Delta: q.Delta,
+		Operation: make([]byte, 16)}
+	_, _ = rand.Read(req.Operation) // never fails (crypto/rand)
+	if req.Name == "" {             // of all attempts
+		req.Name = fmt.Sprintf("%s-%x", time.Now().UTC().Format("20060102T150405Z"), req.Operation[:2])
+	}
+	const maxAttempts = 64 // that a server accepts of one operation
+	control := s.client.Control()
+	walk := control.Walk()
+	for {
+		done, err := tryCheckpoint(ctx, s, walk.Addr(), req)
+		if err == nil {
+			m, err := checkpoint.ParseManifest(done.GetManifest())
+			if err != nil {
+				return nil, err
+			}
+			return checkpointJSON{m.ID, done.GetName(), m.Bytes(), m.Rows(), int64(m.HeldFor), done.GetNote()}, nil
+		}
+		lost := rowraft.CodeOf(err) == rowraft.CodeLeadershipLost || rpc.Broken(err)
+		if req.Attempt++; req.Attempt == maxAttempts || !walk.Again(ctx, err) && !(lost && ctx.Err() == nil) {
+			return nil, fmt.Errorf("checkpoint to %s: %w", q.Destination, err)
+		}
+	}
+}
+
+// tryCheckpoint makes one call to one server and returns its last message.
+func tryCheckpoint(ctx context.Context, s *session, addr string, req *rowraftv1.CreateCheckpointRequest) (
+	done *rowraftv1.CreateCheckpointReply, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.client.Control().Context(), cancel)()
+	conn, err := s.client.Control().Conn(addr)
+	if err != nil {
+		return nil, err
+	}
+	var stream grpc.ServerStreamingClient[rowraftv1.CreateCheckpointReply]
+	if stream, err = rowraftv1.NewCheckpointsClient(conn).CreateCheckpoint(ctx, req); err != nil {
+		return nil, rpc.FromStatus(err)
+	}
+	for {
+		reply, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && done.GetPhase() == "done":
+			return done, nil
+		case errors.Is(err, io.EOF):
+			return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
+		case err != nil:
+			return nil, rpc.FromStatus(err)
+		}
+		done = reply
+	}
+}
+
+// ticks is a time to live as ParseTicks reads it; "" is never.
+func ticks(n uint32) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(uint64(n), 10)
+}
