@@ -201,6 +201,12 @@ func (d *Reads) checkSlots(t *table, body wire.Body) error {
 	return nil
 }
 
+// Sums reports whether pushes of a table may be summed (wire.OpSum), and whether the rows of a sum need counts.
+func (d *Reads) Sums(id rowraft.TableID) (sums, counts bool) {
+	t := d.view.Load().table(id)
+	return t != nil && t.schema.SumsPushes(), t != nil && t.schema.Tracked()
+}
+
 // checkSegment checks the fixed part of a segment that changes rows and returns
 // its table.
 func (d *Reads) checkSegment(op wire.Op, seg wire.Segment) (*table, error) {

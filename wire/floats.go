@@ -53,6 +53,16 @@ func GetFloats(dst []float32, dtype rowraft.DType, src []byte) {
 	}
 }
 
+// Floats returns len(scratch) numbers of dtype from src. The result is the memory of src itself if its alignment and
+// the machine's byte order allow that, otherwise a copy in scratch.
+func Floats(scratch []float32, dtype rowraft.DType, src []byte) []float32 {
+	if p := unsafe.Pointer(unsafe.SliceData(src)); dtype == rowraft.Float32 && littleEndian && uintptr(p)%4 == 0 {
+		return unsafe.Slice((*float32)(p), len(scratch))
+	}
+	GetFloats(scratch, dtype, src)
+	return scratch
+}
+
 // Widen reads len(dst)/4 numbers of bfloat16 from src and writes them as float32.
 func Widen(dst, src []byte) {
 	for i := widenMany(dst, src); i < len(dst)/4; i++ {

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/rowraft/rowraft"
 )
@@ -17,8 +18,8 @@ const (
 	MaxContributors = 255
 )
 
-// SumPart returns the part of a sum of the pushes in contributors, which ascend strictly by client. Its payload has
-// room for segments of size bytes behind the list of contributors; rows is this room.
+// SumPart returns the part of a sum of the pushes in contributors, which ascend strictly by client. It appends
+// its payload to payload: the list of contributors and room for segments of size bytes. rows is this room.
 func SumPart(payload []byte, contributors []*Part, size int) (p Part, rows []byte) {
 	for _, c := range contributors {
 		payload = append(payload, c.Client[:]...)
@@ -27,7 +28,7 @@ func SumPart(payload []byte, contributors []*Part, size int) (p Part, rows []byt
 		payload = le.AppendUint64(payload, uint64(c.Floor))
 	}
 	at := len(payload)
-	payload = append(payload, make([]byte, size)...)
+	payload = slices.Grow(payload, size)[:at+size]
 	return Part{Seq: rowraft.Seq(len(contributors)), Op: OpSum, Payload: payload}, payload[at:]
 }
 

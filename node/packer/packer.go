@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -18,6 +19,8 @@ import (
 
 // Limits of what one shard's leader holds before the log:
 const (
+	// gatherBytes is how much pack takes from the queue at a time while all of it may be summed.
+	gatherBytes     = 4 << 20
 	maxQueuedBytes  = 32 << 20 // pushes that wait for an entry
 	maxQueuedParts  = 4096
 	maxEntriesAhead = 8 // entries proposed and not yet applied
@@ -29,16 +32,20 @@ type Proposer interface {
 }
 
 // Packer packs the waiting writes of a shard into log entries of up to 512 KiB, so that the writes of an entry share
-// an fsync.
+// an fsync. Before that it sums the gradients that waiting pushes have for the same key, where this makes the log
+// smaller (summer).
 //
 // Goroutines: pack takes parts from queue and proposes entries; deliver waits for the entries in log order
-// and gives the parts their results. Close ends both after every part has a result.
+// and gives the parts their results. It also proposes again what a refused sum left without one. Close ends both
+// after every part has a result.
 //
 // mu is held for short updates, and for the send to queue, which never blocks.
 type Packer struct {
 	group  Proposer
 	header func() wire.EntryHeader // log time and epoch of the next entry
 	waited *histogram.Durations    // time of parts in queue; nil: not counted
+	sums   summer
+	counts Sums
 
 	queue chan *queuedPart
 	ahead chan proposed
@@ -62,6 +69,8 @@ type queuedPart struct {
 	done chan shard.PartResult // capacity 1: the caller may have stopped waiting
 
 	ticket *admit.Ticket // held until the part has a result, whether or not the caller waits
+
+	segments []segment // of a push that may be summed; else nil
 }
 
 // respond gives the part its result.
@@ -70,16 +79,33 @@ func (w *queuedPart) respond(r shard.PartResult) {
 	w.done <- r
 }
 
-// proposed is an entry in the log or on its way there, with its parts in the entry's order.
-type proposed struct {
-	future *raftstore.Future
-	parts  []*queuedPart
+// item is one part of an entry: that of one push, or the sum of several.
+type item struct {
+	part   *wire.Part
+	pushes []*queuedPart
+	saved  int // bytes of a sum less than those of its pushes
 }
 
-// New returns a running Packer. waited counts how long parts are in its queue; it may be shared and may be nil.
-func New(group Proposer, header func() wire.EntryHeader, waited *histogram.Durations) *Packer {
+func (i *item) isSum() bool { return i.part.Op == wire.OpSum }
+
+// proposed is an entry in the log or on its way there, with its items in the entry's order.
+type proposed struct {
+	future *raftstore.Future
+	items  []item
+}
+
+// Sums counts what sums have done since the Packer was made.
+type Sums struct {
+	Pushes     atomic.Uint64 // applied as part of a sum
+	SavedBytes atomic.Uint64 // that the log is smaller for it
+	Refused    atomic.Uint64 // sums that were refused, and whose pushes were logged one by one
+}
+
+// New returns a running Packer. tables reports which tables sum pushes; nil: none. waited counts how long parts are in
+// its queue; it may be shared and may be nil.
+func New(group Proposer, header func() wire.EntryHeader, tables SumTables, waited *histogram.Durations) *Packer {
 	k := newIdle(group, header)
-	k.waited = waited
+	k.waited, k.sums.tables = waited, tables
 	k.wg.Go(k.pack)
 	k.wg.Go(k.deliver)
 	return k
@@ -133,11 +159,14 @@ func (k *Packer) Close() {
 	k.wg.Wait()
 }
 
-// pack is the goroutine that builds entries: of all parts in the queue, up to TargetEntryBytes.
-// A part that is larger is an entry by itself.
+// Sums returns the counters of this Packer.
+func (k *Packer) Sums() *Sums { return &k.counts }
+
+// pack is the goroutine that builds entries: of the parts in the queue, each up to TargetEntryBytes. A part that is
+// larger is an entry by itself.
 func (k *Packer) pack() {
 	defer close(k.ahead)
-	var over *queuedPart // taken from the queue, too large for the last entry: the first part of the next one
+	var over *queuedPart // taken from the queue, too large for the last parts: the first of the next ones
 	for {
 		first := over
 		over = nil
@@ -149,57 +178,85 @@ func (k *Packer) pack() {
 				return
 			}
 		}
-		parts, size := []*queuedPart{first}, wire.EntryHeaderSize+first.part.Size()
-		for more := true; more && over == nil; {
-			select {
-			case next := <-k.queue:
-				if size+next.part.Size() > rowraft.TargetEntryBytes {
-					over = next
-					break
-				}
-				parts = append(parts, next)
-				size += next.part.Size()
-			default:
-				more = false
-			}
+		var parts []*queuedPart
+		if parts, over = k.gather(first); len(parts) == 0 {
+			continue
 		}
-		k.propose(parts, size)
+		var items []item
+		size := wire.EntryHeaderSize
+		for _, i := range k.sums.items(parts) {
+			if size+i.part.Size() > rowraft.TargetEntryBytes && len(items) > 0 {
+				k.propose(items, size)
+				items, size = nil, wire.EntryHeaderSize
+			}
+			items = append(items, i)
+			size += i.part.Size()
+		}
+		k.propose(items, size)
 	}
 }
 
-// propose makes one entry of parts and proposes it.
-func (k *Packer) propose(parts []*queuedPart, size int) {
-	parts = k.dropAbandoned(parts)
-	if len(parts) == 0 {
-		return
+// gather takes parts from the queue, beginning with first, and returns those whose callers still wait: as many as an
+// entry holds, or more if they may be summed. over is the part after them if it was taken, too.
+func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPart) {
+	limit := rowraft.TargetEntryBytes - wire.EntryHeaderSize
+	size := 0
+	for next := first; next != nil && over == nil; {
+		if size > 0 && size+next.part.Size() > limit {
+			over = next
+			break
+		}
+		parts = append(parts, next)
+		size += next.part.Size()
+		if next.segments = k.sums.segments(next); next.segments != nil && len(parts) == 1 {
+			limit = gatherBytes
+		}
+		select {
+		case next = <-k.queue:
+		default:
+			next = nil
+		}
 	}
+	parts = k.dropAbandoned(parts)
 	if k.waited != nil {
 		now := time.Now()
 		for _, w := range parts {
 			k.waited.Observe(now.Sub(w.at))
 		}
 	}
-	h := k.header()
-	h.Kind, h.Parts = wire.EntryParts, len(parts)
-	buf := rpc.Pool.Get(size)
-	entry := (*buf)[:wire.EntryHeaderSize]
-	wire.PutEntryHeader(entry, h)
-	for _, w := range parts {
-		entry = wire.AppendPart(entry, &w.part)
-		rpc.Pool.Release(w.part.Payload)
-		w.part.Payload = nil
-	}
-	future := k.group.Propose(entry) // copies it
-	rpc.Pool.Put(buf)
+	return parts, over
+}
+
+// propose makes one entry of items and proposes it.
+func (k *Packer) propose(items []item, size int) {
+	p := k.entry(items, size)
 	if canary.Is(canary.AckBeforeCommit) {
-		for _, w := range parts {
-			w.respond(shard.PartResult{})
+		for i := range p.items {
+			p.items[i].respond(shard.PartResult{})
 		}
-		parts = nil
+		p.items = nil
 	}
 	// This waits while maxEntriesAhead entries have no result. Meanwhile parts gather in the
 	// queue, so that the next entry is larger.
-	k.ahead <- proposed{future: future, parts: parts}
+	k.ahead <- p
+}
+
+// entry proposes the entry of items, which has size bytes. It frees the payloads of all but the pushes of sums, which
+// may have to be proposed again.
+func (k *Packer) entry(items []item, size int) proposed {
+	h := k.header()
+	h.Kind, h.Parts = wire.EntryParts, len(items)
+	buf := rpc.Pool.Get(size)
+	entry := (*buf)[:wire.EntryHeaderSize]
+	wire.PutEntryHeader(entry, h)
+	for i := range items {
+		entry = wire.AppendPart(entry, items[i].part)
+		rpc.Pool.Release(items[i].part.Payload)
+		items[i].part.Payload = nil
+	}
+	future := k.group.Propose(entry) // copies it
+	rpc.Pool.Put(buf)
+	return proposed{future: future, items: items}
 }
 
 // dropAbandoned subtracts parts from the queued bytes and returns those whose caller still
@@ -235,25 +292,62 @@ func (k *Packer) drain() {
 	}
 }
 
-// deliver is the goroutine that gives parts their results: it waits for each entry in the order of the log.
+// deliver is the goroutine that gives parts their results: it waits for each entry in the order of the log. It proposes
+// the pushes of refused sums one by one, and waits for them before it continues.
 func (k *Packer) deliver() {
 	for p := range k.ahead {
-		result, _, err := p.future.Wait(context.Background())
-		applied, ok := result.(*shard.Applied)
-		if err == nil && (!ok || len(applied.Parts) != len(p.parts)) {
-			if rerr, isErr := result.(error); isErr {
-				err = rerr
-			} else {
-				err = rowraft.Errorf(rowraft.CodeInternal, "apply returned %T for an entry of %d parts", result, len(p.parts))
+		for alone := k.finish(p); len(alone) > 0; {
+			var items []item
+			size := wire.EntryHeaderSize
+			for len(alone) > 0 && (len(items) == 0 || size+alone[0].part.Size() <= rowraft.TargetEntryBytes) {
+				items = append(items, item{part: &alone[0].part, pushes: alone[:1:1]})
+				size += alone[0].part.Size()
+				alone = alone[1:]
 			}
+			k.finish(k.entry(items, size))
 		}
-		for i, w := range p.parts {
-			if err != nil {
-				w.respond(shard.PartResult{Err: err})
-				continue
-			}
-			w.respond(applied.Parts[i])
+	}
+}
+
+// finish waits for the outcome of p and gives its pushes their results, except those of refused sums, which it returns:
+// a refused sum had no effect, so each of its pushes gets its own result from an entry without sums.
+func (k *Packer) finish(p proposed) (alone []*queuedPart) {
+	result, _, err := p.future.Wait(context.Background())
+	applied, ok := result.(*shard.Applied)
+	if err == nil && (!ok || len(applied.Parts) != len(p.items)) {
+		if rerr, isErr := result.(error); isErr {
+			err = rerr
+		} else {
+			err = rowraft.Errorf(rowraft.CodeInternal, "apply returned %T for an entry of %d parts", result, len(p.items))
 		}
+	}
+	for i := range p.items {
+		it := &p.items[i]
+		if err != nil {
+			it.respond(shard.PartResult{Err: err})
+			continue
+		}
+		r := applied.Parts[i]
+		switch {
+		case it.isSum() && rowraft.CodeOf(r.Err) == shard.CodeSumRefused:
+			k.counts.Refused.Add(1)
+			alone = append(alone, it.pushes...)
+			continue
+		case it.isSum() && r.Err == nil:
+			k.counts.Pushes.Add(uint64(len(it.pushes)))
+			k.counts.SavedBytes.Add(uint64(it.saved))
+		}
+		it.respond(r)
+	}
+	return alone
+}
+
+// respond gives all pushes of i the result r.
+func (i *item) respond(r shard.PartResult) {
+	for _, w := range i.pushes {
+		rpc.Pool.Release(w.part.Payload)
+		w.part.Payload = nil
+		w.respond(r)
 	}
 }
 

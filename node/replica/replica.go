@@ -173,7 +173,7 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	}
 	r.fresh = freshness.New(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return h.probe(ctx, r) },
 		r.group.AppliedIndex, r.group.WaitApplied)
-	r.packer = packer.New(r.group, r.header, &h.queued)
+	r.packer = packer.New(r.group, r.header, machine.Sums, &h.queued)
 	close(r.opened)
 	return r, nil
 }

@@ -41,10 +41,15 @@ func misapply(entry []byte) []byte {
 	}
 	changed := bytes.Clone(entry) // other goroutines hold entry
 	var p wire.Part
-	if _, err := wire.ParsePart(changed[wire.EntryHeaderSize:], &p); err != nil || p.Op != wire.OpPush {
+	_, err = wire.ParsePart(changed[wire.EntryHeaderSize:], &p)
+	if err != nil || p.Op != wire.OpPush && p.Op != wire.OpSum {
 		return entry
 	}
-	seg, body, _, err := wire.ParseSegment(p.Payload)
+	segments := p.Payload
+	if p.Op == wire.OpSum {
+		_, segments = wire.ParseSum(&p)
+	}
+	seg, body, _, err := wire.ParseSegment(segments)
 	if err != nil {
 		return entry
 	}

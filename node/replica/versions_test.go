@@ -31,7 +31,7 @@ func TestNothingPassesTheVersionCheck(t *testing.T) {
 			h.Version = version
 			return h
 		}
-		b := packer.New(r.group, header, nil)
+		b := packer.New(r.group, header, nil, nil)
 		done, err := b.Submit(t.Context(), wire.Part{Op: wire.OpPush}, nil)
 		if err == nil {
 			_, err = packer.Wait(t.Context(), done)

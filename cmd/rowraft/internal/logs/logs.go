@@ -113,13 +113,22 @@ type logEntryJSON struct {
 }
 
 type logPartJSON struct {
-	Client   string           `json:"client"`
-	Inc      uint64           `json:"incarnation"`
-	Number   uint64           `json:"number"`
-	Floor    uint64           `json:"floor"`
-	Op       string           `json:"op"` // push, assign
+	logNumberJSON
+	Op       string           `json:"op"`             // push, assign
+	Sums     []logNumberJSON  `json:"sums,omitempty"` // of a sum: the pushes that it sums
 	Segments []logSegmentJSON `json:"segments"`
 	Error    string           `json:"error,omitempty"`
+}
+
+type logNumberJSON struct {
+	Client string `json:"client"`
+	Inc    uint64 `json:"incarnation"`
+	Number uint64 `json:"number"`
+	Floor  uint64 `json:"floor"`
+}
+
+func newLogNumberJSON(p *wire.Part) logNumberJSON {
+	return logNumberJSON{hex.EncodeToString(p.Client[:]), uint64(p.Incarnation), uint64(p.Seq), uint64(p.Floor)}
 }
 
 type logSegmentJSON struct {
@@ -291,9 +300,9 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 
 func newLogPartJSON(p *wire.Part) logPartJSON {
 	out := logPartJSON{
-		Client: hex.EncodeToString(p.Client[:]), Inc: uint64(p.Incarnation), Number: uint64(p.Seq), Floor: uint64(p.Floor),
+		logNumberJSON: newLogNumberJSON(p),
 		Op: map[wire.Op]string{wire.OpPush: "push", wire.OpAssign: "assign", wire.OpDelete: "delete",
-			wire.OpClocked: "clocked push"}[p.Op], Segments: []logSegmentJSON{},
+			wire.OpClocked: "clocked push", wire.OpSum: "sum"}[p.Op], Segments: []logSegmentJSON{},
 	}
 	payload := p.Payload
 	if p.Op == wire.OpClocked {
@@ -302,6 +311,16 @@ func newLogPartJSON(p *wire.Part) logPartJSON {
 			out.Error = err.Error()
 		}
 		payload = segments
+	}
+	if p.Op == wire.OpSum {
+		var contributors []byte
+		contributors, payload = wire.ParseSum(p)
+		for len(contributors) > 0 {
+			var c wire.Part
+			contributors = wire.NextContributor(contributors, &c)
+			out.Sums = append(out.Sums, newLogNumberJSON(&c))
+		}
+		out.logNumberJSON = logNumberJSON{}
 	}
 	for len(payload) > 0 {
 		seg, _, rest, err := wire.ParseSegment(payload)
@@ -362,6 +381,9 @@ func (l *logEntryJSON) lines(wide bool) []string {
 	out := []string{}
 	for _, p := range l.Parts {
 		text := fmt.Sprintf("%s client %s/%d number %d:", p.Op, short(p.Client), p.Inc, p.Number)
+		if len(p.Sums) > 0 {
+			text = fmt.Sprintf("sum of %d pushes:", len(p.Sums))
+		}
 		for i, s := range p.Segments {
 			if i > 0 {
 				text += ","

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/offline"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -11,10 +12,17 @@ import (
 // TestLogDumpKnowsEveryKind: a mark, a proof or a step of a restore is no error.
 func TestLogDumpKnowsEveryKind(t *testing.T) {
 	h := wire.EntryHeader{Version: 1, Epoch: 1}
+	two := []*wire.Part{{Client: rowraft.ClientID{1}, Seq: 1}, {Client: rowraft.ClientID{2}, Seq: 1}}
+	sum, _ := wire.SumPart(nil, two, 0)
+	ofParts := h
+	ofParts.Kind, ofParts.Parts = wire.EntryParts, 1
+	sums := make([]byte, wire.EntryHeaderSize)
+	wire.PutEntryHeader(sums, ofParts)
 	for _, tc := range []struct {
 		kind, what string
 		entry      []byte
 	}{
+		{"parts", "sum of 2 pushes: no rows", wire.AppendPart(sums, &sum)},
 		{"mark", "of a checkpoint, 0700", wire.MarkEntry(h, wire.MarkID{7})},
 		{"proof", "every replica notes", wire.ProofEntry(h, &wire.Proof{Step: wire.ProofMark})},
 		{"proof", "at mark 9 most replicas have 3 rows, digest 0a00",
