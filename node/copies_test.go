@@ -295,3 +295,41 @@ func TestCopiesAreOfTheCallersTables(t *testing.T) {
 		t.Errorf("CopyRows is for %v, want servers", roles)
 	}
 }
+
+// TestLeadersSendHotRows: while there are bounded reads at a server without a replica, the leader sends it the rows
+// that are accessed most, so that their copies never become too old and have new pushes before a read asks.
+func TestLeadersSendHotRows(t *testing.T) {
+	c, ctx := startCluster(t, 4, 1), testutil.Context(t)
+	cl := c.dial()
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads, at := c.boundedReads(table), c.without(cl)
+	const maxAge = 2 * time.Second
+	reads.patient(ctx, at, maxAge, 0, 0) // begins to ask
+	pushes := 0
+	sent := func() float64 { return c.nodes[at].metric(t, `rowraft_copies_rows_total{source="sent"}`) }
+	testutil.Eventually(t, "the leader sends the row", func() bool {
+		for range 50 { // hot: many accesses to row 1 at the leader
+			if _, err := table.Push(ctx, []rowraft.Key{1}, []float32{-1, 0, 0, 0}); err != nil {
+				t.Fatal(err)
+			}
+			pushes++
+		}
+		return sent() > 0
+	})
+	// A copy arrives with all pushes, without a read.
+	fetched := func() float64 { return c.nodes[at].metric(t, `rowraft_copies_rows_total{source="fetched"}`) }
+	was := fetched()
+	testutil.Eventually(t, "a copy has all pushes", func() bool {
+		v, reply, err := reads.read(ctx, at, &rowraftv1.PullRequest{MaxAgeNs: uint64(maxAge)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return int(v) == pushes && reply.Fetched == 0
+	})
+	if now := fetched(); now > was+1 {
+		t.Errorf("%v rows were fetched by reads", now-was)
+	}
+}

@@ -64,6 +64,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Replicas/ChangeMembers":  servers,
 	"/rowraft.v1.Replicas/ReadIndex":      servers,
 	"/rowraft.v1.Replicas/CopyRows":       servers,
+	"/rowraft.v1.Replicas/HotRows":        servers,
 	"/rowraft.v1.Replicas/WriteShardFile": servers,
 	"/rowraft.v1.Replicas/RestoreShard":   servers,
 	"/rowraft.v1.Replicas/SweepSlots":     servers,

@@ -29,8 +29,10 @@ func KeepUntilTaken(ctx context.Context, t *Ticket) {
 
 // CountReplies is the interceptor for replies to pulls.
 func CountReplies(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
-	if info.FullMethod != rowraftv1.Table_Pull_FullMethodName &&
-		info.FullMethod != rowraftv1.Replicas_CopyRows_FullMethodName {
+	switch info.FullMethod {
+	case rowraftv1.Table_Pull_FullMethodName, rowraftv1.Replicas_CopyRows_FullMethodName,
+		rowraftv1.Replicas_HotRows_FullMethodName:
+	default:
 		return h(ctx, req)
 	}
 	return CountReply(ctx, func(ctx context.Context) (any, error) { return h(ctx, req) })

@@ -73,6 +73,14 @@ func (r *Rows) Get(table rowraft.TableID, keys []rowraft.Key, atLeast uint64,
 	return missed, math.MaxUint64
 }
 
+// Tables returns the tables with copies.
+func (r *Rows) Tables() (ids []uint64) {
+	for id := range r.tables {
+		ids = append(ids, uint64(id))
+	}
+	return ids
+}
+
 // Put keeps copies of rows of an epoch, with dim weights each. An older epoch than that of the copies keeps nothing.
 func (c *Copies) Put(table rowraft.TableID, dim int, keys []rowraft.Key, asOf uint64, rows []float32,
 	epoch rowraft.TableEpoch) {
@@ -164,7 +172,7 @@ func (c *Copies) Saw(shard rowraft.ShardID, index rowraft.Index) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	marks := c.marks[shard]
-	if n := len(marks); n > 0 && marks[n-1].index >= index {
+	if n := len(marks); index == 0 || n > 0 && marks[n-1].index >= index {
 		return
 	}
 	if len(marks) == maxMarks {

@@ -32,7 +32,22 @@ type copies struct {
 	bad  sync.Map      // NodeID → time.Time until which the server is asked last
 
 	fetched atomic.Uint64       // rows from replicas
+	sent    atomic.Uint64       // rows that leaders chose
 	ages    histogram.Durations // of the oldest row of each reply that has copies
+
+	ctx    context.Context // ends with the host
+	cancel context.CancelFunc
+	asking sync.WaitGroup // goroutines of follow
+
+	mu     sync.Mutex
+	wanted map[rowraft.ShardID]demand // shards of which a goroutine asks for hot rows
+	closed bool
+}
+
+func newCopies(h *Host, bytes int64) *copies {
+	c := &copies{h: h, rows: hot.NewCopies(bytes), wanted: make(map[rowraft.ShardID]demand)}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c
 }
 
 const (
@@ -179,6 +194,7 @@ func tooOld(req *rowraftv1.PullRequest, age uint64) error {
 func (c *copies) answer(ctx context.Context, m *clustermap.Map, req *rowraftv1.PullRequest, asks []ask,
 	size int) (*rowraftv1.PullReply, error) {
 	id, maxAge := rowraft.ShardID(req.Shard), time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge)))
+	c.want(id, maxAge)
 	var fetched uint32
 	for i := range asks {
 		asks[i].values = make([]float32, len(asks[i].keys)*asks[i].seg.Dim)
@@ -387,6 +403,9 @@ func (s *replicaService) copyRows(ctx context.Context, req *rowraftv1.PullReques
 	if err == nil && reply.TableEpoch != epoch { // the rows may be of either epoch
 		rpc.Pool.Release(reply.Payload)
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d was restored during the read: try again", req.Shard)
+	}
+	if err == nil {
+		r.heat.Add(req.Payload, false)
 	}
 	return reply, err
 }

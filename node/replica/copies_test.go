@@ -12,7 +12,6 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/testutil"
-	"github.com/rowraft/rowraft/node/hot"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -57,8 +56,9 @@ func copiesFrom(t *testing.T, s *slowReplica) (*copies, *rowraftv1.PullRequest) 
 	m := &clustermap.Map{Nodes: []clustermap.Node{{ID: "r", Addr: l.Addr().String()}},
 		Shards: []clustermap.Shard{{Replicas: []clustermap.Replica{{ID: "a", Node: "r"}}}},
 		Tables: []rowraft.Schema{{ID: 5, Name: "t", Dim: 2}}}
-	c := &copies{h: &Host{opts: Options{Node: "me", Conns: pool, Map: func() *clustermap.Map { return m },
-		Cluster: func() rowraft.ClusterID { return "c" }}}, rows: hot.NewCopies(8 << 20)}
+	c := newCopies(&Host{opts: Options{Node: "me", Conns: pool, Map: func() *clustermap.Map { return m },
+		Cluster: func() rowraft.ClusterID { return "c" }}}, 8<<20)
+	t.Cleanup(c.close)
 	seg := wire.Segment{Table: 5, N: 1, Dim: 2, DType: rowraft.BFloat16, Flags: wire.FlagNoValues}
 	b := make([]byte, seg.Size())
 	seg.Put(b)

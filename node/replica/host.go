@@ -18,7 +18,6 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node/admit"
-	"github.com/rowraft/rowraft/node/hot"
 	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -77,7 +76,7 @@ type Host struct {
 	queued  histogram.Durations  // time of parts of pushes in the queues before the logs
 	stages  raftstore.StageTimes // stages of the entries that this server proposed
 	heat    sync.Map             // ShardID → *hot.Sketch of the accesses here
-	copies  copies               // of rows of other shards
+	copies  *copies              // of rows of other shards
 
 	// cluster is the map of the last Follow.
 	cluster atomic.Pointer[clustermap.Map]
@@ -96,7 +95,7 @@ func New(opts Options) *Host {
 			of: make(map[rowraft.ShardID]fencedReplica)},
 	}
 	h.traffic = traffic.New(h.tableName)
-	h.copies.h, h.copies.rows = h, hot.NewCopies(opts.CopiesBytes)
+	h.copies = newCopies(h, opts.CopiesBytes)
 	return h
 }
 
@@ -190,6 +189,7 @@ func (h *Host) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, err
 
 // Close stops the replicas. Queued pushes get their results first.
 func (h *Host) Close() error {
+	h.copies.close()
 	h.mu.Lock()
 	replicas := h.replicas
 	h.replicas = make(map[rowraft.ShardID]*replica)

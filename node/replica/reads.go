@@ -56,7 +56,11 @@ func (s *tableService) pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	if err != nil {
 		return nil, err
 	}
-	return r.pull(ctx, req)
+	reply, err := r.pull(ctx, req)
+	if err == nil {
+		r.heat.Add(req.Payload, false)
+	}
+	return reply, err
 }
 
 // pull reads rows of this replica in the mode that the request names. The caller releases the payload of req.
@@ -84,7 +88,6 @@ func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraf
 		t.Release()
 		return nil, err
 	}
-	r.heat.Add(req.Payload, false)
 	t.Shrink(len(got.payload)) // the request's bytes are released on return
 	admit.KeepUntilTaken(ctx, t)
 	return &rowraftv1.PullReply{

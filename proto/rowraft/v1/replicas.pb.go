@@ -1785,6 +1785,74 @@ func (x *NodeStatusReply) GetOpsAddr() string {
 	return ""
 }
 
+type HotRowsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	MaxAgeNs      uint64                 `protobuf:"varint,2,opt,name=max_age_ns,json=maxAgeNs,proto3" json:"max_age_ns,omitempty"` // as in PullRequest
+	EveryNs       uint64                 `protobuf:"varint,3,opt,name=every_ns,json=everyNs,proto3" json:"every_ns,omitempty"`      // how often the server asks: a row is sent if it is accessed at least as often
+	Tables        []uint64               `protobuf:"varint,4,rep,packed,name=tables,proto3" json:"tables,omitempty"`                // ids of the tables of which the server has copies; no others are sent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HotRowsRequest) Reset() {
+	*x = HotRowsRequest{}
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HotRowsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HotRowsRequest) ProtoMessage() {}
+
+func (x *HotRowsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HotRowsRequest.ProtoReflect.Descriptor instead.
+func (*HotRowsRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *HotRowsRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *HotRowsRequest) GetMaxAgeNs() uint64 {
+	if x != nil {
+		return x.MaxAgeNs
+	}
+	return 0
+}
+
+func (x *HotRowsRequest) GetEveryNs() uint64 {
+	if x != nil {
+		return x.EveryNs
+	}
+	return 0
+}
+
+func (x *HotRowsRequest) GetTables() []uint64 {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 type HotKeysRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Table         uint64                 `protobuf:"varint,1,opt,name=table,proto3" json:"table,omitempty"` // id; 0: all tables
@@ -1795,7 +1863,7 @@ type HotKeysRequest struct {
 
 func (x *HotKeysRequest) Reset() {
 	*x = HotKeysRequest{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +1875,7 @@ func (x *HotKeysRequest) String() string {
 func (*HotKeysRequest) ProtoMessage() {}
 
 func (x *HotKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[26]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +1888,7 @@ func (x *HotKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HotKeysRequest.ProtoReflect.Descriptor instead.
 func (*HotKeysRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HotKeysRequest) GetTable() uint64 {
@@ -1846,7 +1914,7 @@ type HotKeysReply struct {
 
 func (x *HotKeysReply) Reset() {
 	*x = HotKeysReply{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1926,7 @@ func (x *HotKeysReply) String() string {
 func (*HotKeysReply) ProtoMessage() {}
 
 func (x *HotKeysReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[27]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1939,7 @@ func (x *HotKeysReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HotKeysReply.ProtoReflect.Descriptor instead.
 func (*HotKeysReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HotKeysReply) GetShards() []*ShardHeat {
@@ -1897,7 +1965,7 @@ type ShardHeat struct {
 
 func (x *ShardHeat) Reset() {
 	*x = ShardHeat{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[28]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +1977,7 @@ func (x *ShardHeat) String() string {
 func (*ShardHeat) ProtoMessage() {}
 
 func (x *ShardHeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[28]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +1990,7 @@ func (x *ShardHeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardHeat.ProtoReflect.Descriptor instead.
 func (*ShardHeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ShardHeat) GetShard() uint32 {
@@ -1979,7 +2047,7 @@ type TableHeat struct {
 
 func (x *TableHeat) Reset() {
 	*x = TableHeat{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[29]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2059,7 @@ func (x *TableHeat) String() string {
 func (*TableHeat) ProtoMessage() {}
 
 func (x *TableHeat) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[29]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2072,7 @@ func (x *TableHeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableHeat.ProtoReflect.Descriptor instead.
 func (*TableHeat) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TableHeat) GetTable() uint64 {
@@ -2047,7 +2115,7 @@ type HotKey struct {
 
 func (x *HotKey) Reset() {
 	*x = HotKey{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[30]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2127,7 @@ func (x *HotKey) String() string {
 func (*HotKey) ProtoMessage() {}
 
 func (x *HotKey) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[30]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2140,7 @@ func (x *HotKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HotKey.ProtoReflect.Descriptor instead.
 func (*HotKey) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HotKey) GetTable() uint64 {
@@ -2113,7 +2181,7 @@ type DigestRequest struct {
 
 func (x *DigestRequest) Reset() {
 	*x = DigestRequest{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[31]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2193,7 @@ func (x *DigestRequest) String() string {
 func (*DigestRequest) ProtoMessage() {}
 
 func (x *DigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[31]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2206,7 @@ func (x *DigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestRequest.ProtoReflect.Descriptor instead.
 func (*DigestRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DigestRequest) GetShard() uint32 {
@@ -2166,7 +2234,7 @@ type DigestReply struct {
 
 func (x *DigestReply) Reset() {
 	*x = DigestReply{}
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[32]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2178,7 +2246,7 @@ func (x *DigestReply) String() string {
 func (*DigestReply) ProtoMessage() {}
 
 func (x *DigestReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_replicas_proto_msgTypes[32]
+	mi := &file_rowraft_v1_replicas_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2191,7 +2259,7 @@ func (x *DigestReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestReply.ProtoReflect.Descriptor instead.
 func (*DigestReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DigestReply) GetAppliedIndex() uint64 {
@@ -2369,7 +2437,13 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	" \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
 	"\aprofile\x18\v \x01(\tR\aprofile\x120\n" +
 	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\x12\x19\n" +
-	"\bops_addr\x18\r \x01(\tR\aopsAddr\"<\n" +
+	"\bops_addr\x18\r \x01(\tR\aopsAddr\"w\n" +
+	"\x0eHotRowsRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1c\n" +
+	"\n" +
+	"max_age_ns\x18\x02 \x01(\x04R\bmaxAgeNs\x12\x19\n" +
+	"\bevery_ns\x18\x03 \x01(\x04R\aeveryNs\x12\x16\n" +
+	"\x06tables\x18\x04 \x03(\x04R\x06tables\"<\n" +
 	"\x0eHotKeysRequest\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\"=\n" +
@@ -2403,7 +2477,7 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\x1aDIGEST_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15DIGEST_VERDICT_AGREED\x10\x01\x12\x1a\n" +
 	"\x16DIGEST_VERDICT_DIVIDED\x10\x02\x12\x1c\n" +
-	"\x18DIGEST_VERDICT_UNDECIDED\x10\x032\xa8\n" +
+	"\x18DIGEST_VERDICT_UNDECIDED\x10\x032\xe6\n" +
 	"\n" +
 	"\bReplicas\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12T\n" +
@@ -2417,7 +2491,8 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\x06Digest\x12\x19.rowraft.v1.DigestRequest\x1a\x17.rowraft.v1.DigestReply\x12K\n" +
 	"\vNotedDigest\x12\x1e.rowraft.v1.NotedDigestRequest\x1a\x1c.rowraft.v1.NotedDigestReply\x12E\n" +
 	"\tReadIndex\x12\x1c.rowraft.v1.ReadIndexRequest\x1a\x1a.rowraft.v1.ReadIndexReply\x12:\n" +
-	"\bCopyRows\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x129\n" +
+	"\bCopyRows\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x12<\n" +
+	"\aHotRows\x12\x1a.rowraft.v1.HotRowsRequest\x1a\x15.rowraft.v1.PullReply\x129\n" +
 	"\x05Prove\x12\x18.rowraft.v1.ProveRequest\x1a\x16.rowraft.v1.ProveReply\x12T\n" +
 	"\x0eTransferLeader\x12!.rowraft.v1.TransferLeaderRequest\x1a\x1f.rowraft.v1.TransferLeaderReply\x12?\n" +
 	"\aMembers\x12\x1a.rowraft.v1.MembersRequest\x1a\x18.rowraft.v1.MembersReply\x12Q\n" +
@@ -2440,7 +2515,7 @@ func file_rowraft_v1_replicas_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_replicas_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rowraft_v1_replicas_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_rowraft_v1_replicas_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_rowraft_v1_replicas_proto_goTypes = []any{
 	(DigestVerdict)(0),            // 0: rowraft.v1.DigestVerdict
 	(*ReadIndexRequest)(nil),      // 1: rowraft.v1.ReadIndexRequest
@@ -2469,83 +2544,86 @@ var file_rowraft_v1_replicas_proto_goTypes = []any{
 	(*EnsureTableReply)(nil),      // 24: rowraft.v1.EnsureTableReply
 	(*NodeStatusRequest)(nil),     // 25: rowraft.v1.NodeStatusRequest
 	(*NodeStatusReply)(nil),       // 26: rowraft.v1.NodeStatusReply
-	(*HotKeysRequest)(nil),        // 27: rowraft.v1.HotKeysRequest
-	(*HotKeysReply)(nil),          // 28: rowraft.v1.HotKeysReply
-	(*ShardHeat)(nil),             // 29: rowraft.v1.ShardHeat
-	(*TableHeat)(nil),             // 30: rowraft.v1.TableHeat
-	(*HotKey)(nil),                // 31: rowraft.v1.HotKey
-	(*DigestRequest)(nil),         // 32: rowraft.v1.DigestRequest
-	(*DigestReply)(nil),           // 33: rowraft.v1.DigestReply
-	(*MemberStatus)(nil),          // 34: rowraft.v1.MemberStatus
-	(*Replica)(nil),               // 35: rowraft.v1.Replica
-	(*DataPosition)(nil),          // 36: rowraft.v1.DataPosition
-	(*TableSchema)(nil),           // 37: rowraft.v1.TableSchema
-	(*ReplicaStatus)(nil),         // 38: rowraft.v1.ReplicaStatus
-	(*Disk)(nil),                  // 39: rowraft.v1.Disk
-	(*Slowness)(nil),              // 40: rowraft.v1.Slowness
-	(*PullRequest)(nil),           // 41: rowraft.v1.PullRequest
-	(*WriteShardFileRequest)(nil), // 42: rowraft.v1.WriteShardFileRequest
-	(*RestoreShardRequest)(nil),   // 43: rowraft.v1.RestoreShardRequest
-	(*SweepSlotsRequest)(nil),     // 44: rowraft.v1.SweepSlotsRequest
-	(*PullReply)(nil),             // 45: rowraft.v1.PullReply
-	(*WriteShardFileReply)(nil),   // 46: rowraft.v1.WriteShardFileReply
-	(*RestoreShardReply)(nil),     // 47: rowraft.v1.RestoreShardReply
-	(*SweepSlotsReply)(nil),       // 48: rowraft.v1.SweepSlotsReply
+	(*HotRowsRequest)(nil),        // 27: rowraft.v1.HotRowsRequest
+	(*HotKeysRequest)(nil),        // 28: rowraft.v1.HotKeysRequest
+	(*HotKeysReply)(nil),          // 29: rowraft.v1.HotKeysReply
+	(*ShardHeat)(nil),             // 30: rowraft.v1.ShardHeat
+	(*TableHeat)(nil),             // 31: rowraft.v1.TableHeat
+	(*HotKey)(nil),                // 32: rowraft.v1.HotKey
+	(*DigestRequest)(nil),         // 33: rowraft.v1.DigestRequest
+	(*DigestReply)(nil),           // 34: rowraft.v1.DigestReply
+	(*MemberStatus)(nil),          // 35: rowraft.v1.MemberStatus
+	(*Replica)(nil),               // 36: rowraft.v1.Replica
+	(*DataPosition)(nil),          // 37: rowraft.v1.DataPosition
+	(*TableSchema)(nil),           // 38: rowraft.v1.TableSchema
+	(*ReplicaStatus)(nil),         // 39: rowraft.v1.ReplicaStatus
+	(*Disk)(nil),                  // 40: rowraft.v1.Disk
+	(*Slowness)(nil),              // 41: rowraft.v1.Slowness
+	(*PullRequest)(nil),           // 42: rowraft.v1.PullRequest
+	(*WriteShardFileRequest)(nil), // 43: rowraft.v1.WriteShardFileRequest
+	(*RestoreShardRequest)(nil),   // 44: rowraft.v1.RestoreShardRequest
+	(*SweepSlotsRequest)(nil),     // 45: rowraft.v1.SweepSlotsRequest
+	(*PullReply)(nil),             // 46: rowraft.v1.PullReply
+	(*WriteShardFileReply)(nil),   // 47: rowraft.v1.WriteShardFileReply
+	(*RestoreShardReply)(nil),     // 48: rowraft.v1.RestoreShardReply
+	(*SweepSlotsReply)(nil),       // 49: rowraft.v1.SweepSlotsReply
 }
 var file_rowraft_v1_replicas_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.DigestVerdict
 	7,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
-	34, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
-	35, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
-	34, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
+	35, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
+	36, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
+	35, // 4: rowraft.v1.ChangeMembersReply.members:type_name -> rowraft.v1.MemberStatus
 	16, // 5: rowraft.v1.EnsureJobRequest.members:type_name -> rowraft.v1.JobMember
 	16, // 6: rowraft.v1.JobStateReply.members:type_name -> rowraft.v1.JobMember
-	36, // 7: rowraft.v1.JobStateReply.positions:type_name -> rowraft.v1.DataPosition
-	37, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
-	38, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
-	39, // 10: rowraft.v1.NodeStatusReply.disk:type_name -> rowraft.v1.Disk
-	40, // 11: rowraft.v1.NodeStatusReply.slowness:type_name -> rowraft.v1.Slowness
-	29, // 12: rowraft.v1.HotKeysReply.shards:type_name -> rowraft.v1.ShardHeat
-	30, // 13: rowraft.v1.ShardHeat.tables:type_name -> rowraft.v1.TableHeat
-	31, // 14: rowraft.v1.ShardHeat.keys:type_name -> rowraft.v1.HotKey
+	37, // 7: rowraft.v1.JobStateReply.positions:type_name -> rowraft.v1.DataPosition
+	38, // 8: rowraft.v1.EnsureTableRequest.table:type_name -> rowraft.v1.TableSchema
+	39, // 9: rowraft.v1.NodeStatusReply.replicas:type_name -> rowraft.v1.ReplicaStatus
+	40, // 10: rowraft.v1.NodeStatusReply.disk:type_name -> rowraft.v1.Disk
+	41, // 11: rowraft.v1.NodeStatusReply.slowness:type_name -> rowraft.v1.Slowness
+	30, // 12: rowraft.v1.HotKeysReply.shards:type_name -> rowraft.v1.ShardHeat
+	31, // 13: rowraft.v1.ShardHeat.tables:type_name -> rowraft.v1.TableHeat
+	32, // 14: rowraft.v1.ShardHeat.keys:type_name -> rowraft.v1.HotKey
 	23, // 15: rowraft.v1.Replicas.EnsureTable:input_type -> rowraft.v1.EnsureTableRequest
 	14, // 16: rowraft.v1.Replicas.DropShardTable:input_type -> rowraft.v1.DropShardTableRequest
 	17, // 17: rowraft.v1.Replicas.EnsureJob:input_type -> rowraft.v1.EnsureJobRequest
 	19, // 18: rowraft.v1.Replicas.EndJob:input_type -> rowraft.v1.EndJobRequest
 	21, // 19: rowraft.v1.Replicas.JobState:input_type -> rowraft.v1.JobStateRequest
 	25, // 20: rowraft.v1.Replicas.NodeStatus:input_type -> rowraft.v1.NodeStatusRequest
-	27, // 21: rowraft.v1.Replicas.HotKeys:input_type -> rowraft.v1.HotKeysRequest
-	32, // 22: rowraft.v1.Replicas.Digest:input_type -> rowraft.v1.DigestRequest
+	28, // 21: rowraft.v1.Replicas.HotKeys:input_type -> rowraft.v1.HotKeysRequest
+	33, // 22: rowraft.v1.Replicas.Digest:input_type -> rowraft.v1.DigestRequest
 	3,  // 23: rowraft.v1.Replicas.NotedDigest:input_type -> rowraft.v1.NotedDigestRequest
 	1,  // 24: rowraft.v1.Replicas.ReadIndex:input_type -> rowraft.v1.ReadIndexRequest
-	41, // 25: rowraft.v1.Replicas.CopyRows:input_type -> rowraft.v1.PullRequest
-	5,  // 26: rowraft.v1.Replicas.Prove:input_type -> rowraft.v1.ProveRequest
-	8,  // 27: rowraft.v1.Replicas.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
-	10, // 28: rowraft.v1.Replicas.Members:input_type -> rowraft.v1.MembersRequest
-	12, // 29: rowraft.v1.Replicas.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	42, // 30: rowraft.v1.Replicas.WriteShardFile:input_type -> rowraft.v1.WriteShardFileRequest
-	43, // 31: rowraft.v1.Replicas.RestoreShard:input_type -> rowraft.v1.RestoreShardRequest
-	44, // 32: rowraft.v1.Replicas.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
-	24, // 33: rowraft.v1.Replicas.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
-	15, // 34: rowraft.v1.Replicas.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
-	18, // 35: rowraft.v1.Replicas.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
-	20, // 36: rowraft.v1.Replicas.EndJob:output_type -> rowraft.v1.EndJobReply
-	22, // 37: rowraft.v1.Replicas.JobState:output_type -> rowraft.v1.JobStateReply
-	26, // 38: rowraft.v1.Replicas.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
-	28, // 39: rowraft.v1.Replicas.HotKeys:output_type -> rowraft.v1.HotKeysReply
-	33, // 40: rowraft.v1.Replicas.Digest:output_type -> rowraft.v1.DigestReply
-	4,  // 41: rowraft.v1.Replicas.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
-	2,  // 42: rowraft.v1.Replicas.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
-	45, // 43: rowraft.v1.Replicas.CopyRows:output_type -> rowraft.v1.PullReply
-	6,  // 44: rowraft.v1.Replicas.Prove:output_type -> rowraft.v1.ProveReply
-	9,  // 45: rowraft.v1.Replicas.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
-	11, // 46: rowraft.v1.Replicas.Members:output_type -> rowraft.v1.MembersReply
-	13, // 47: rowraft.v1.Replicas.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	46, // 48: rowraft.v1.Replicas.WriteShardFile:output_type -> rowraft.v1.WriteShardFileReply
-	47, // 49: rowraft.v1.Replicas.RestoreShard:output_type -> rowraft.v1.RestoreShardReply
-	48, // 50: rowraft.v1.Replicas.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
-	33, // [33:51] is the sub-list for method output_type
-	15, // [15:33] is the sub-list for method input_type
+	42, // 25: rowraft.v1.Replicas.CopyRows:input_type -> rowraft.v1.PullRequest
+	27, // 26: rowraft.v1.Replicas.HotRows:input_type -> rowraft.v1.HotRowsRequest
+	5,  // 27: rowraft.v1.Replicas.Prove:input_type -> rowraft.v1.ProveRequest
+	8,  // 28: rowraft.v1.Replicas.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
+	10, // 29: rowraft.v1.Replicas.Members:input_type -> rowraft.v1.MembersRequest
+	12, // 30: rowraft.v1.Replicas.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
+	43, // 31: rowraft.v1.Replicas.WriteShardFile:input_type -> rowraft.v1.WriteShardFileRequest
+	44, // 32: rowraft.v1.Replicas.RestoreShard:input_type -> rowraft.v1.RestoreShardRequest
+	45, // 33: rowraft.v1.Replicas.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
+	24, // 34: rowraft.v1.Replicas.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
+	15, // 35: rowraft.v1.Replicas.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
+	18, // 36: rowraft.v1.Replicas.EnsureJob:output_type -> rowraft.v1.EnsureJobReply
+	20, // 37: rowraft.v1.Replicas.EndJob:output_type -> rowraft.v1.EndJobReply
+	22, // 38: rowraft.v1.Replicas.JobState:output_type -> rowraft.v1.JobStateReply
+	26, // 39: rowraft.v1.Replicas.NodeStatus:output_type -> rowraft.v1.NodeStatusReply
+	29, // 40: rowraft.v1.Replicas.HotKeys:output_type -> rowraft.v1.HotKeysReply
+	34, // 41: rowraft.v1.Replicas.Digest:output_type -> rowraft.v1.DigestReply
+	4,  // 42: rowraft.v1.Replicas.NotedDigest:output_type -> rowraft.v1.NotedDigestReply
+	2,  // 43: rowraft.v1.Replicas.ReadIndex:output_type -> rowraft.v1.ReadIndexReply
+	46, // 44: rowraft.v1.Replicas.CopyRows:output_type -> rowraft.v1.PullReply
+	46, // 45: rowraft.v1.Replicas.HotRows:output_type -> rowraft.v1.PullReply
+	6,  // 46: rowraft.v1.Replicas.Prove:output_type -> rowraft.v1.ProveReply
+	9,  // 47: rowraft.v1.Replicas.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
+	11, // 48: rowraft.v1.Replicas.Members:output_type -> rowraft.v1.MembersReply
+	13, // 49: rowraft.v1.Replicas.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
+	47, // 50: rowraft.v1.Replicas.WriteShardFile:output_type -> rowraft.v1.WriteShardFileReply
+	48, // 51: rowraft.v1.Replicas.RestoreShard:output_type -> rowraft.v1.RestoreShardReply
+	49, // 52: rowraft.v1.Replicas.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
+	34, // [34:53] is the sub-list for method output_type
+	15, // [15:34] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -2571,7 +2649,7 @@ func file_rowraft_v1_replicas_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_replicas_proto_rawDesc), len(file_rowraft_v1_replicas_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   33,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const (
 	Replicas_NotedDigest_FullMethodName    = "/rowraft.v1.Replicas/NotedDigest"
 	Replicas_ReadIndex_FullMethodName      = "/rowraft.v1.Replicas/ReadIndex"
 	Replicas_CopyRows_FullMethodName       = "/rowraft.v1.Replicas/CopyRows"
+	Replicas_HotRows_FullMethodName        = "/rowraft.v1.Replicas/HotRows"
 	Replicas_Prove_FullMethodName          = "/rowraft.v1.Replicas/Prove"
 	Replicas_TransferLeader_FullMethodName = "/rowraft.v1.Replicas/TransferLeader"
 	Replicas_Members_FullMethodName        = "/rowraft.v1.Replicas/Members"
@@ -72,6 +73,9 @@ type ReplicasClient interface {
 	// CopyRows is a bounded pull for another server, which has checked the caller and keeps the rows to answer further
 	// reads. Only a replica on this server answers.
 	CopyRows(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (*PullReply, error)
+	// HotRows returns the rows of a shard that are accessed most, for a server without a replica that answers bounded
+	// reads; leader only, who chooses the rows.
+	HotRows(ctx context.Context, in *HotRowsRequest, opts ...grpc.CallOption) (*PullReply, error)
 	// Prove logs a mark and compares what the replicas note at it; leader only.
 	Prove(ctx context.Context, in *ProveRequest, opts ...grpc.CallOption) (*ProveReply, error)
 	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
@@ -210,6 +214,16 @@ func (c *replicasClient) CopyRows(ctx context.Context, in *PullRequest, opts ...
 	return out, nil
 }
 
+func (c *replicasClient) HotRows(ctx context.Context, in *HotRowsRequest, opts ...grpc.CallOption) (*PullReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PullReply)
+	err := c.cc.Invoke(ctx, Replicas_HotRows_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *replicasClient) Prove(ctx context.Context, in *ProveRequest, opts ...grpc.CallOption) (*ProveReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ProveReply)
@@ -316,6 +330,9 @@ type ReplicasServer interface {
 	// CopyRows is a bounded pull for another server, which has checked the caller and keeps the rows to answer further
 	// reads. Only a replica on this server answers.
 	CopyRows(context.Context, *PullRequest) (*PullReply, error)
+	// HotRows returns the rows of a shard that are accessed most, for a server without a replica that answers bounded
+	// reads; leader only, who chooses the rows.
+	HotRows(context.Context, *HotRowsRequest) (*PullReply, error)
 	// Prove logs a mark and compares what the replicas note at it; leader only.
 	Prove(context.Context, *ProveRequest) (*ProveReply, error)
 	// TransferLeader hands the lead of a shard to a caught-up voter; leader only.
@@ -376,6 +393,9 @@ func (UnimplementedReplicasServer) ReadIndex(context.Context, *ReadIndexRequest)
 }
 func (UnimplementedReplicasServer) CopyRows(context.Context, *PullRequest) (*PullReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method CopyRows not implemented")
+}
+func (UnimplementedReplicasServer) HotRows(context.Context, *HotRowsRequest) (*PullReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method HotRows not implemented")
 }
 func (UnimplementedReplicasServer) Prove(context.Context, *ProveRequest) (*ProveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Prove not implemented")
@@ -617,6 +637,24 @@ func _Replicas_CopyRows_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Replicas_HotRows_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HotRowsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ReplicasServer).HotRows(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Replicas_HotRows_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ReplicasServer).HotRows(ctx, req.(*HotRowsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Replicas_Prove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ProveRequest)
 	if err := dec(in); err != nil {
@@ -782,6 +820,10 @@ var Replicas_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CopyRows",
 			Handler:    _Replicas_CopyRows_Handler,
+		},
+		{
+			MethodName: "HotRows",
+			Handler:    _Replicas_HotRows_Handler,
 		},
 		{
 			MethodName: "Prove",

@@ -1,0 +1,254 @@
+package replica
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// A server that answers bounded reads of a shard from copies asks the shard's leader for its hottest rows at intervals,
+// before reads ask for them again. The leader chooses the rows, by its sketch. The server asks, and the leader does not
+// send by itself, because the age of a copy counts from the question: a row that comes unasked has no proof of its age.
+
+const (
+	// wantFor is how long a server asks after the last bounded read.
+	wantFor = 30 * time.Second
+	// A server asks four times within the bound of the reads, so that hot rows never become too old.
+	minAskPause = 20 * time.Millisecond
+	maxAskPause = 2500 * time.Millisecond
+	// maxHotRows and maxHotBytes limit one answer.
+	maxHotRows  = 512
+	maxHotBytes = 256 << 10
+)
+
+// demand is what reads of a shard ask for.
+type demand struct {
+	maxAge  time.Duration // the shortest
+	askedAt time.Time     // the last read with maxAge
+}
+
+// want records a read of a shard without a replica here, and starts to ask for hot rows of the shard.
+func (c *copies) want(id rowraft.ShardID, maxAge time.Duration) {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d, asking := c.wanted[id]
+	if !asking || maxAge <= d.maxAge || now.Sub(d.askedAt) > wantFor {
+		d = demand{maxAge, now}
+	}
+	if asking {
+		c.wanted[id] = d
+	} else if !c.closed {
+		c.wanted[id] = d
+		c.asking.Go(func() { c.follow(id) })
+	}
+}
+
+// close ends the goroutines of follow.
+func (c *copies) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.cancel()
+	c.asking.Wait()
+}
+
+// demandOf returns the demand for a shard; false, and forgets it, if the last read was long ago.
+func (c *copies) demandOf(id rowraft.ShardID) (demand, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d := c.wanted[id]
+	if c.ctx.Err() != nil || time.Since(d.askedAt) > wantFor || c.h.replica(id) != nil {
+		delete(c.wanted, id)
+		return d, false
+	}
+	return d, true
+}
+
+// follow asks for the hot rows of a shard while there are reads.
+func (c *copies) follow(id rowraft.ShardID) {
+	leader := rowraft.NodeID("")
+	for {
+		d, on := c.demandOf(id)
+		if !on {
+			return
+		}
+		every := min(max(d.maxAge/4, minAskPause), maxAskPause)
+		leader = c.askHot(id, leader, d.maxAge, every)
+		t := time.NewTimer(every)
+		select {
+		case <-t.C:
+		case <-c.ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+// askHot asks the leader of a shard once for its hot rows, and returns the leader; "" if it is not known. While there
+// is none, reads get their rows from the other replicas.
+func (c *copies) askHot(id rowraft.ShardID, leader rowraft.NodeID, maxAge, every time.Duration) rowraft.NodeID {
+	m := c.h.opts.Map()
+	if m == nil || int(id) >= len(m.Shards) {
+		return ""
+	}
+	nodes := c.sources(m, id)
+	if leader != "" {
+		nodes = slices.Insert(nodes, 0, leader)
+	}
+	for i := 0; i < len(nodes); i++ {
+		err := c.hotFrom(nodes[i], id, maxAge, every)
+		if err == nil {
+			return nodes[i]
+		}
+		nl, elsewhere := errors.AsType[*rowraft.NotLeaderError](err)
+		if elsewhere && nl.Leader != "" && !slices.Contains(nodes[:i+1], nl.Leader) {
+			nodes = slices.Insert(nodes, i+1, nl.Leader)
+		}
+		if c.ctx.Err() != nil {
+			break
+		}
+	}
+	return ""
+}
+
+// hotFrom asks one server, and keeps copies of the rows of its answer.
+func (c *copies) hotFrom(node rowraft.NodeID, id rowraft.ShardID, maxAge, every time.Duration) error {
+	conn, err := c.h.conn(node)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(rpc.WithCluster(c.ctx, c.h.opts.Cluster()), fetchTimeout)
+	defer cancel()
+	tables := c.rows.Rows().Tables()
+	sent := c.rows.Now() // before the request, as in fetchFrom
+	reply, err := rowraftv1.NewReplicasClient(conn).HotRows(ctx, &rowraftv1.HotRowsRequest{Shard: uint32(id),
+		MaxAgeNs: uint64(maxAge), EveryNs: uint64(every), Tables: tables})
+	if err != nil {
+		return rpc.FromStatus(err)
+	}
+	defer rpc.Pool.Release(reply.Payload)
+	epoch := rowraft.TableEpoch(reply.TableEpoch)
+	c.rows.Saw(id, rowraft.Index(reply.AppliedIndex))
+	c.rows.Begin(epoch)
+	asOf := sent - min(reply.AgeNs, uint64(maxMaxAge))
+	m := c.h.opts.Map()
+	for rest := reply.Payload; len(rest) > 0; {
+		seg, body, next, err := wire.ParseSegment(rest)
+		if err != nil {
+			return err
+		}
+		rest = next
+		if tableOf(m, seg.Table) == nil || !slices.Contains(tables, uint64(seg.Table)) || seg.Flags != 0 {
+			continue
+		}
+		rows := make([]float32, seg.N*seg.Dim)
+		wire.GetFloats(rows, seg.DType, body.Values)
+		c.rows.Put(seg.Table, seg.Dim, wire.Keys(make([]rowraft.Key, seg.N), body.Keys), asOf, rows, epoch)
+		c.sent.Add(uint64(seg.N))
+	}
+	return nil
+}
+
+// HotRows returns the hottest rows of a shard that this server leads.
+func (s *replicaService) HotRows(ctx context.Context, req *rowraftv1.HotRowsRequest) (*rowraftv1.PullReply, error) {
+	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.mustServe(); err != nil {
+		return nil, err
+	}
+	segs, keys := r.hottest(time.Duration(min(req.EveryNs, uint64(maxMaxAge))), req.Tables)
+	if len(segs) == 0 {
+		return &rowraftv1.PullReply{TableEpoch: uint64(r.machine.Epoch())}, nil
+	}
+	ask := &rowraftv1.PullRequest{Shard: req.Shard, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: req.MaxAgeNs,
+		Payload: segmentsOf(segs, keys)}
+	epoch := uint64(r.machine.Epoch())
+	reply, err := r.pull(ctx, ask)
+	if err != nil {
+		return nil, err
+	}
+	values := reply.Payload
+	defer rpc.Pool.Release(values)
+	if reply.TableEpoch != epoch { // the rows may be of either epoch
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d was restored during the read: try again", req.Shard)
+	}
+	if reply.Payload, err = withKeys(values, keys); err != nil {
+		return nil, err
+	}
+	return reply, nil
+}
+
+// hottest returns the rows of some tables that are accessed at least once in a time: a segment for each table, and its
+// keys.
+func (r *replica) hottest(every time.Duration, tables []uint64) (segs []wire.Segment, keys [][]rowraft.Key) {
+	v := r.heat.View(0, maxHotRows)
+	enough, bytes := float64(v.Over)/float64(max(every, 1)), 0
+	for _, k := range v.Keys {
+		if k.Count-k.Error < enough || !slices.Contains(tables, uint64(k.Table)) {
+			continue
+		}
+		t, known := r.machine.Table(k.Table)
+		if bytes += 8 + 4*t.Dim; !known || bytes > maxHotBytes {
+			continue
+		}
+		i := slices.IndexFunc(segs, func(s wire.Segment) bool { return s.Table == k.Table })
+		if i < 0 {
+			i = len(segs)
+			segs, keys = append(segs, wire.Segment{Table: k.Table, Dim: t.Dim, DType: rowraft.Float32}), append(keys, nil)
+		}
+		segs[i].N++
+		keys[i] = append(keys[i], k.Key)
+	}
+	return segs, keys
+}
+
+// segmentsOf returns the segments of a pull.
+func segmentsOf(segs []wire.Segment, keys [][]rowraft.Key) []byte {
+	var payload []byte
+	for i, s := range segs {
+		s.Flags = wire.FlagNoValues
+		at := len(payload)
+		payload = append(payload, make([]byte, s.Size())...)
+		putKeys(s.Put(payload[at:]).Keys, keys[i])
+	}
+	return payload
+}
+
+// withKeys returns the segments of the reply to a pull with their keys.
+func withKeys(values []byte, keys [][]rowraft.Key) ([]byte, error) {
+	size := len(values)
+	for _, k := range keys {
+		size += 8 * len(k)
+	}
+	payload := rpc.Pool.Bytes(size)[:size]
+	out := payload
+	for _, k := range keys {
+		seg, body, rest, err := wire.ParseSegment(values)
+		if err != nil {
+			return nil, err
+		}
+		values = rest
+		seg.Flags = 0
+		n := seg.Size()
+		into := seg.Put(out[:n:n])
+		putKeys(into.Keys, k)
+		copy(into.Values, body.Values)
+		out = out[n:]
+	}
+	return payload, nil
+}
+
+func putKeys(dst []byte, keys []rowraft.Key) {
+	for i, k := range keys {
+		binary.LittleEndian.PutUint64(dst[8*i:], uint64(k))
+	}
+}
