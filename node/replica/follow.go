@@ -29,11 +29,8 @@ func (h *Host) Follow(m *clustermap.Map) error {
 	g.SetLimit(max(runtime.GOMAXPROCS(0), minStarts))
 	err := h.startReplicas(m, &g)
 	if err = errors.Join(err, g.Wait()); err == nil {
-		if old := h.cluster.Swap(m); old != nil && old.SlotsVersion != m.SlotsVersion {
-			h.copies.rows.Drop()
-		}
-		h.copies.rows.Begin(m.Epoch)
-		h.copies.rows.Keep(func(id rowraft.TableID) bool { return tableOf(m, id) != nil })
+		old := h.cluster.Swap(m)
+		h.copies.Follow(m, old != nil && old.SlotsVersion != m.SlotsVersion)
 	}
 	return err
 }

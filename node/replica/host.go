@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/hot"
 	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -76,7 +77,7 @@ type Host struct {
 	queued  histogram.Durations  // time of parts of pushes in the queues before the logs
 	stages  raftstore.StageTimes // stages of the entries that this server proposed
 	heat    sync.Map             // ShardID → *hot.Sketch of the accesses here
-	copies  *copies              // of rows of other shards
+	copies  *hot.Reader          // of rows of other shards
 
 	// cluster is the map of the last Follow.
 	cluster atomic.Pointer[clustermap.Map]
@@ -95,7 +96,9 @@ func New(opts Options) *Host {
 			of: make(map[rowraft.ShardID]fencedReplica)},
 	}
 	h.traffic = traffic.New(h.tableName)
-	h.copies = newCopies(h, opts.CopiesBytes)
+	h.copies = hot.NewReader(hot.Options{Node: opts.Node, Cluster: opts.Cluster, Map: opts.Map, Conn: h.conn,
+		Held: func(id rowraft.ShardID) bool { return h.replica(id) != nil }, Admission: opts.Admission,
+		Bytes: opts.CopiesBytes})
 	return h
 }
 
@@ -189,7 +192,7 @@ func (h *Host) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, err
 
 // Close stops the replicas. Queued pushes get their results first.
 func (h *Host) Close() error {
-	h.copies.close()
+	h.copies.Close()
 	h.mu.Lock()
 	replicas := h.replicas
 	h.replicas = make(map[rowraft.ShardID]*replica)

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rowraft/rowraft/internal/histogram"
+	"github.com/rowraft/rowraft/node/hot"
 	"github.com/rowraft/rowraft/node/traffic"
 	"github.com/rowraft/rowraft/raftstore"
 )
@@ -87,30 +89,12 @@ var stageDesc = prometheus.NewDesc("rowraft_push_stage_seconds", "Time of a push
 	"push, until it is in an entry), then of the entry log (until it is on this server's disk), replicate (until a "+
 	"majority has it and the entries before it are applied) and apply.", []string{"stage"}, nil)
 
-var (
-	copiesRows = prometheus.NewDesc("rowraft_copies_rows_total", "Rows of bounded reads of shards without a replica on "+
-		"this server, by source: copy, or fetched from a replica (of them stale: the copy was too old); sent are hot "+
-		"rows that leaders sent ahead of reads.",
-		[]string{"source"}, nil)
-	copiesAge = prometheus.NewDesc("rowraft_copies_age_seconds", "Age of the oldest row of a reply with copies.", nil, nil)
-)
-
-func (c *copies) collect(ch chan<- prometheus.Metric) {
-	s, _ := c.rows.Stats()
-	for source, n := range map[string]uint64{"copy": s.Hits, "stale": s.Stale, "fetched": c.fetched.Load(),
-		"sent": c.sent.Load()} {
-		ch <- prometheus.MustNewConstMetric(copiesRows, prometheus.CounterValue, float64(n), source)
-	}
-	a := c.ages.Snapshot()
-	ch <- prometheus.MustNewConstHistogram(copiesAge, a.Count, a.Sum.Seconds(), a.Buckets)
-}
-
 // Refusals calls f with the number of refused requests for each limit that package admit does not count.
 func (h *Host) Refusals(f func(limit string, n uint64)) { h.traffic.Refusals(f) }
 
 // Describe sends the descriptions of what Collect sends.
 func (*Host) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range append(traffic.Descs, stageDesc, copiesRows, copiesAge) {
+	for _, d := range slices.Concat(traffic.Descs, hot.Descs, []*prometheus.Desc{stageDesc}) {
 		ch <- d
 	}
 	for _, d := range replicaMetrics {
@@ -121,7 +105,7 @@ func (*Host) Describe(ch chan<- *prometheus.Desc) {
 // Collect sends the metrics of the replicas that Status does not contain, and those of the requests.
 func (h *Host) Collect(ch chan<- prometheus.Metric) {
 	h.traffic.Collect(ch)
-	h.copies.collect(ch)
+	h.copies.Collect(ch)
 	for stage, took := range map[string]*histogram.Durations{
 		"queue": &h.queued, "log": &h.stages.Log, "replicate": &h.stages.Replicate, "apply": &h.stages.Apply,
 	} {

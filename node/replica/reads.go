@@ -47,7 +47,7 @@ func (s *tableService) pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
 	if _, elsewhere := errors.AsType[*rowraft.NotLeaderError](err); elsewhere &&
 		req.Mode == rowraftv1.ReadMode_READ_MODE_BOUNDED {
-		reply, err := s.h.copies.pull(ctx, req)
+		reply, err := s.h.copies.Pull(ctx, req)
 		if err == nil {
 			s.h.heatOf(rowraft.ShardID(req.Shard)).Add(req.Payload, false)
 		}

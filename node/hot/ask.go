@@ -1,8 +1,7 @@
-package replica
+package hot
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"slices"
 	"time"
@@ -23,9 +22,6 @@ const (
 	// A server asks four times within the bound of the reads, so that hot rows never become too old.
 	minAskPause = 20 * time.Millisecond
 	maxAskPause = 2500 * time.Millisecond
-	// maxHotRows and maxHotBytes limit one answer.
-	maxHotRows  = 512
-	maxHotBytes = 256 << 10
 )
 
 // demand is what reads of a shard ask for.
@@ -35,7 +31,7 @@ type demand struct {
 }
 
 // want records a read of a shard without a replica here, and starts to ask for hot rows of the shard.
-func (c *copies) want(id rowraft.ShardID, maxAge time.Duration) {
+func (c *Reader) want(id rowraft.ShardID, maxAge time.Duration) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,8 +47,8 @@ func (c *copies) want(id rowraft.ShardID, maxAge time.Duration) {
 	}
 }
 
-// close ends the goroutines of follow.
-func (c *copies) close() {
+// Close ends the goroutines of the reader.
+func (c *Reader) Close() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
@@ -61,11 +57,11 @@ func (c *copies) close() {
 }
 
 // demandOf returns the demand for a shard; false, and forgets it, if the last read was long ago.
-func (c *copies) demandOf(id rowraft.ShardID) (demand, bool) {
+func (c *Reader) demandOf(id rowraft.ShardID) (demand, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	d := c.wanted[id]
-	if c.ctx.Err() != nil || time.Since(d.askedAt) > wantFor || c.h.replica(id) != nil {
+	if c.ctx.Err() != nil || time.Since(d.askedAt) > wantFor || c.opts.Held(id) {
 		delete(c.wanted, id)
 		return d, false
 	}
@@ -73,7 +69,7 @@ func (c *copies) demandOf(id rowraft.ShardID) (demand, bool) {
 }
 
 // follow asks for the hot rows of a shard while there are reads.
-func (c *copies) follow(id rowraft.ShardID) {
+func (c *Reader) follow(id rowraft.ShardID) {
 	leader := rowraft.NodeID("")
 	for {
 		d, on := c.demandOf(id)
@@ -93,8 +89,8 @@ func (c *copies) follow(id rowraft.ShardID) {
 
 // askHot asks the leader of a shard once for its hot rows, and returns the leader; "" if it is not known. While there
 // is none, reads get their rows from the other replicas.
-func (c *copies) askHot(id rowraft.ShardID, leader rowraft.NodeID, maxAge, every time.Duration) rowraft.NodeID {
-	m := c.h.opts.Map()
+func (c *Reader) askHot(id rowraft.ShardID, leader rowraft.NodeID, maxAge, every time.Duration) rowraft.NodeID {
+	m := c.opts.Map()
 	if m == nil || int(id) >= len(m.Shards) {
 		return ""
 	}
@@ -119,12 +115,12 @@ func (c *copies) askHot(id rowraft.ShardID, leader rowraft.NodeID, maxAge, every
 }
 
 // hotFrom asks one server, and keeps copies of the rows of its answer.
-func (c *copies) hotFrom(node rowraft.NodeID, id rowraft.ShardID, maxAge, every time.Duration) error {
-	conn, err := c.h.conn(node)
+func (c *Reader) hotFrom(node rowraft.NodeID, id rowraft.ShardID, maxAge, every time.Duration) error {
+	conn, err := c.opts.Conn(node)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(rpc.WithCluster(c.ctx, c.h.opts.Cluster()), fetchTimeout)
+	ctx, cancel := context.WithTimeout(rpc.WithCluster(c.ctx, c.opts.Cluster()), fetchTimeout)
 	defer cancel()
 	tables := c.rows.Rows().Tables()
 	sent := c.rows.Now() // before the request, as in fetchFrom
@@ -138,7 +134,7 @@ func (c *copies) hotFrom(node rowraft.NodeID, id rowraft.ShardID, maxAge, every 
 	c.rows.Saw(id, rowraft.Index(reply.AppliedIndex))
 	c.rows.Begin(epoch)
 	asOf := sent - min(reply.AgeNs, uint64(maxMaxAge))
-	m := c.h.opts.Map()
+	m := c.opts.Map()
 	for rest := reply.Payload; len(rest) > 0; {
 		seg, body, next, err := wire.ParseSegment(rest)
 		if err != nil {
@@ -154,101 +150,4 @@ func (c *copies) hotFrom(node rowraft.NodeID, id rowraft.ShardID, maxAge, every 
 		c.sent.Add(uint64(seg.N))
 	}
 	return nil
-}
-
-// HotRows returns the hottest rows of a shard that this server leads.
-func (s *replicaService) HotRows(ctx context.Context, req *rowraftv1.HotRowsRequest) (*rowraftv1.PullReply, error) {
-	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.mustServe(); err != nil {
-		return nil, err
-	}
-	segs, keys := r.hottest(time.Duration(min(req.EveryNs, uint64(maxMaxAge))), req.Tables)
-	if len(segs) == 0 {
-		return &rowraftv1.PullReply{TableEpoch: uint64(r.machine.Epoch())}, nil
-	}
-	ask := &rowraftv1.PullRequest{Shard: req.Shard, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: req.MaxAgeNs,
-		Payload: segmentsOf(segs, keys)}
-	epoch := uint64(r.machine.Epoch())
-	reply, err := r.pull(ctx, ask)
-	if err != nil {
-		return nil, err
-	}
-	values := reply.Payload
-	defer rpc.Pool.Release(values)
-	if reply.TableEpoch != epoch { // the rows may be of either epoch
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d was restored during the read: try again", req.Shard)
-	}
-	if reply.Payload, err = withKeys(values, keys); err != nil {
-		return nil, err
-	}
-	return reply, nil
-}
-
-// hottest returns the rows of some tables that are accessed at least once in a time: a segment for each table, and its
-// keys.
-func (r *replica) hottest(every time.Duration, tables []uint64) (segs []wire.Segment, keys [][]rowraft.Key) {
-	v := r.heat.View(0, maxHotRows)
-	enough, bytes := float64(v.Over)/float64(max(every, 1)), 0
-	for _, k := range v.Keys {
-		if k.Count-k.Error < enough || !slices.Contains(tables, uint64(k.Table)) {
-			continue
-		}
-		t, known := r.machine.Table(k.Table)
-		if bytes += 8 + 4*t.Dim; !known || bytes > maxHotBytes {
-			continue
-		}
-		i := slices.IndexFunc(segs, func(s wire.Segment) bool { return s.Table == k.Table })
-		if i < 0 {
-			i = len(segs)
-			segs, keys = append(segs, wire.Segment{Table: k.Table, Dim: t.Dim, DType: rowraft.Float32}), append(keys, nil)
-		}
-		segs[i].N++
-		keys[i] = append(keys[i], k.Key)
-	}
-	return segs, keys
-}
-
-// segmentsOf returns the segments of a pull.
-func segmentsOf(segs []wire.Segment, keys [][]rowraft.Key) []byte {
-	var payload []byte
-	for i, s := range segs {
-		s.Flags = wire.FlagNoValues
-		at := len(payload)
-		payload = append(payload, make([]byte, s.Size())...)
-		putKeys(s.Put(payload[at:]).Keys, keys[i])
-	}
-	return payload
-}
-
-// withKeys returns the segments of the reply to a pull with their keys.
-func withKeys(values []byte, keys [][]rowraft.Key) ([]byte, error) {
-	size := len(values)
-	for _, k := range keys {
-		size += 8 * len(k)
-	}
-	payload := rpc.Pool.Bytes(size)[:size]
-	out := payload
-	for _, k := range keys {
-		seg, body, rest, err := wire.ParseSegment(values)
-		if err != nil {
-			return nil, err
-		}
-		values = rest
-		seg.Flags = 0
-		n := seg.Size()
-		into := seg.Put(out[:n:n])
-		putKeys(into.Keys, k)
-		copy(into.Values, body.Values)
-		out = out[n:]
-	}
-	return payload, nil
-}
-
-func putKeys(dst []byte, keys []rowraft.Key) {
-	for i, k := range keys {
-		binary.LittleEndian.PutUint64(dst[8*i:], uint64(k))
-	}
 }

@@ -1,4 +1,4 @@
-package replica
+package hot
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func (s *slowReplica) CopyRows(ctx context.Context, q *rowraftv1.PullRequest) (*
 }
 
 // copiesFrom returns copies whose only replica is s, and a read of one row.
-func copiesFrom(t *testing.T, s *slowReplica) (*copies, *rowraftv1.PullRequest) {
+func copiesFrom(t *testing.T, s *slowReplica) (*Reader, *rowraftv1.PullRequest) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -56,9 +56,10 @@ func copiesFrom(t *testing.T, s *slowReplica) (*copies, *rowraftv1.PullRequest) 
 	m := &clustermap.Map{Nodes: []clustermap.Node{{ID: "r", Addr: l.Addr().String()}},
 		Shards: []clustermap.Shard{{Replicas: []clustermap.Replica{{ID: "a", Node: "r"}}}},
 		Tables: []rowraft.Schema{{ID: 5, Name: "t", Dim: 2}}}
-	c := newCopies(&Host{opts: Options{Node: "me", Conns: pool, Map: func() *clustermap.Map { return m },
-		Cluster: func() rowraft.ClusterID { return "c" }}}, 8<<20)
-	t.Cleanup(c.close)
+	c := NewReader(Options{Node: "me", Map: func() *clustermap.Map { return m }, Bytes: 8 << 20,
+		Cluster: func() rowraft.ClusterID { return "c" }, Held: func(rowraft.ShardID) bool { return false },
+		Conn: func(rowraft.NodeID) (*grpc.ClientConn, error) { return pool.Get(l.Addr().String()) }})
+	t.Cleanup(c.Close)
 	seg := wire.Segment{Table: 5, N: 1, Dim: 2, DType: rowraft.BFloat16, Flags: wire.FlagNoValues}
 	b := make([]byte, seg.Size())
 	seg.Put(b)
@@ -73,7 +74,7 @@ func TestCopyIsAsOldAsItsQuestion(t *testing.T) {
 	ctx := testutil.Context(t)
 	req.MaxAgeNs = uint64(time.Hour)
 	for range 2 {
-		reply, err := c.pull(ctx, req)
+		reply, err := c.Pull(ctx, req)
 		if err != nil || reply.AgeNs < uint64(s.age+s.takes) || reply.AppliedIndex > 7 {
 			t.Fatalf("%v, %v, want an age of %v or more", reply, err, s.age+s.takes)
 		}
@@ -84,7 +85,7 @@ func TestCopyIsAsOldAsItsQuestion(t *testing.T) {
 	req.MaxAgeNs = uint64(s.age + s.takes/2)
 	for _, lag := range []uint64{0, 9} { // with copies, and passed on
 		req.MaxLag = lag
-		if reply, err := c.pull(ctx, req); rowraft.CodeOf(err) != rowraft.CodeTooStale {
+		if reply, err := c.Pull(ctx, req); rowraft.CodeOf(err) != rowraft.CodeTooStale {
 			t.Errorf("with a bound of %v: %v, %v, want TooStale", time.Duration(req.MaxAgeNs), reply, err)
 		}
 	}
@@ -99,7 +100,7 @@ func TestReplyIsOfOneEpoch(t *testing.T) {
 	req.MaxAgeNs = uint64(time.Hour)
 	ask := func() *rowraftv1.PullReply {
 		t.Helper()
-		reply, err := c.pull(ctx, req)
+		reply, err := c.Pull(ctx, req)
 		if err != nil {
 			t.Fatal(err)
 		}
