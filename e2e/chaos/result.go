@@ -55,6 +55,7 @@ type Result struct {
 	Pushes   int64                    `json:"pushes"`
 	Acks     int64                    `json:"acks"`
 	Pulls    int64                    `json:"pulls"`
+	Reused   int64                    `json:"rows_from_copies"`
 	Refused  int64                    `json:"refused"`
 	Unknown  int64                    `json:"unknown"`
 	Lost     int64                    `json:"updates_lost"`

@@ -364,6 +364,7 @@ func (r *Run) compare(ctx context.Context, shard rowraft.ShardID) uint64 {
 func (r *Run) sum() {
 	c, res := r.load.Counts(), r.Result
 	res.Acks, res.Pulls, res.Refused, res.Unknown = c.Acks, c.Pulls, c.Refused, c.Unknown
+	res.Reused = c.Reused
 	res.Pushes = c.Acks + c.Refused + c.Unknown
 	res.Gap = r.load.LongestGap().Seconds()
 	res.Faults = r.world.Counts()
@@ -385,6 +386,9 @@ func (r *Run) sum() {
 	}
 	if least := int64(r.driver.Limits().AcksPerSecond * seconds); c.Acks < least {
 		r.Wrong("too little happened: %d pushes acknowledged, want %d", c.Acks, least)
+	}
+	if c.Reused == 0 {
+		r.Wrong("too little happened: no row was read from a copy")
 	}
 	if least := int(nemesis.MinPerMinute(r.Config.Faults) * r.Config.For.Minutes()); res.Observed < least {
 		r.Wrong("too little happened: %d faults observed, want %d", res.Observed, least)

@@ -99,7 +99,7 @@ func (c *Counter) Pull(ctx context.Context, rows []int, linearizable bool) (out 
 	if linearizable {
 		how.Mode = client.Linearizable
 	}
-	return c.read(ctx, rows, how, false)
+	return c.read(ctx, rows, how, 0, false)
 }
 
 // PullBounded is Pull on any replica; with own it asks for this counter's own pushes, too.
@@ -111,13 +111,24 @@ func (c *Counter) PullBounded(ctx context.Context, rows []int, maxAge time.Durat
 	if own {
 		how.AtLeast = c.c.Position()
 	}
-	return c.read(ctx, rows, how, own)
+	return c.read(ctx, rows, how, 0, own)
 }
+
+// PullReusing is PullBounded with an age of reusedAge, of rows that may come from copies of up to copyAge. The history
+// has it as a bounded read that claims the sum of both: a copy may have been reusedAge old when it was pulled.
+func (c *Counter) PullReusing(ctx context.Context, rows []int, copyAge time.Duration) ([][]int64, error) {
+	return c.read(ctx, rows, client.Read{Mode: client.Bounded, MaxAge: reusedAge}, copyAge, false)
+}
+
+// reusedAge is that of all reads that make copies.
+const reusedAge = time.Second
 
 var modes = map[client.ReadMode]string{client.Leader: "leader", client.Linearizable: "linearizable",
 	client.Bounded: "bounded"}
 
-func (c *Counter) read(ctx context.Context, rows []int, how client.Read, own bool) (out [][]int64, err error) {
+// read reads rows; with copyAge, from copies of up to that age.
+func (c *Counter) read(ctx context.Context, rows []int, how client.Read, copyAge time.Duration,
+	own bool) (out [][]int64, err error) {
 	l := c.l
 	keys, dims := make([]rowraft.Key, len(rows)), l.Dims()
 	for i, r := range rows {
@@ -126,11 +137,17 @@ func (c *Counter) read(ctx context.Context, rows []int, how client.Read, own boo
 	values := make([]float32, len(rows)*dims)
 	op := history.Op{
 		Kind: history.Pull, Client: c.Number, Rows: rows, Mode: modes[how.Mode], Outcome: history.OK,
-		MaxAge: int64(how.MaxAge), MaxLag: how.MaxLag, Own: own, Call: l.opts.Recorder.Now(),
+		MaxAge: int64(how.MaxAge + copyAge), MaxLag: how.MaxLag, Own: own, Call: l.opts.Recorder.Now(),
 	}
 	applied := make(map[rowraft.ShardID]rowraft.Index)
-	met, err := c.c.PullWith(ctx, how, client.Segment{Table: c.table, Keys: keys, Values: values, Applied: applied})
-	op.Age, op.Lag = int64(met.Age), met.Lag
+	seg := client.Segment{Table: c.table, Keys: keys, Values: values, Applied: applied}
+	if copyAge > 0 {
+		seg.Reuse.MaxAge, seg.Applied = copyAge, nil // copies have no applied index
+	}
+	met, err := c.c.PullWith(ctx, how, seg)
+	if op.Age, op.Lag = int64(met.Age), met.Lag; copyAge > 0 {
+		op.Age = op.MaxAge
+	}
 	op.Return = l.opts.Recorder.Now()
 	if err != nil {
 		op.Outcome, op.Error = history.Refused, err.Error()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cache"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/e2e/history"
@@ -170,7 +171,7 @@ func (l *Load) counter(number int) *Counter {
 // Dial connects a new client that counts in dimension number.
 func (l *Load) Dial(ctx context.Context, number int, opts client.Options) (*Counter, error) {
 	opts.Endpoints, opts.Dial = l.opts.Endpoints, l.opts.Dial
-	opts.ConnsPerNode = 1
+	opts.ConnsPerNode, opts.CacheBytes = 1, cache.MinBytes
 	c, err := client.Dial(ctx, opts)
 	if err != nil {
 		return nil, fmt.Errorf("client %d: %w", number, err)
@@ -262,7 +263,7 @@ func (l *Load) Close() error {
 	return first
 }
 
-// work pushes, and reads after every second push on average.
+// work reads about as often as it pushes.
 func (l *Load) work(w *worker, stopping <-chan struct{}) {
 	var pace <-chan time.Time
 	if l.opts.PerSecond > 0 {
@@ -277,14 +278,16 @@ func (l *Load) work(w *worker, stopping <-chan struct{}) {
 		default:
 		}
 		var err error
-		switch w.rng.IntN(8) {
+		switch w.rng.IntN(10) {
 		case 0:
 			_, err = w.Pull(l.stuck, l.pick(w.rng, len(l.keys)), false)
 		case 1:
 			_, err = w.Pull(l.stuck, l.pick(w.rng, len(l.keys)), true)
 		case 2:
-			err = l.readBounded(w, l.pick(w.rng, len(l.keys)))
-		case 3:
+			err = l.readBounded(w, l.pick(w.rng, len(l.keys)), false)
+		case 3, 4:
+			err = l.readBounded(w, l.pick(w.rng, len(l.keys)), true)
+		case 5:
 			err = w.changeOwned(l.stuck)
 		default:
 			_, err = w.Push(l.stuck, l.pick(w.rng, l.opts.Rows))
@@ -302,12 +305,15 @@ func (l *Load) work(w *worker, stopping <-chan struct{}) {
 	}
 }
 
-// readBounded reads on any replica. Faults may last longer than any age that a replica can
-// prove, so a refusal is no problem.
-func (l *Load) readBounded(w *worker, rows []int) error {
-	maxAge := []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second}[w.rng.IntN(3)]
-	maxLag := []uint64{0, 100}[w.rng.IntN(2)]
-	_, err := w.PullBounded(l.stuck, rows, maxAge, maxLag, w.rng.IntN(2) == 0)
+// readBounded reads on any replica, or with copies of such reads. Faults may last longer than any age that a replica
+// can prove, so a refusal is no problem.
+func (l *Load) readBounded(w *worker, rows []int, copies bool) (err error) {
+	age := []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second}[w.rng.IntN(3)]
+	if copies {
+		_, err = w.PullReusing(l.stuck, rows, age)
+	} else {
+		_, err = w.PullBounded(l.stuck, rows, age, []uint64{0, 100}[w.rng.IntN(2)], w.rng.IntN(2) == 0)
+	}
 	if rowraft.CodeOf(err) == rowraft.CodeTooStale {
 		return nil
 	}
@@ -347,12 +353,16 @@ func (l *Load) Problems() []string {
 	return append([]string(nil), l.problems...)
 }
 
-// Counts are the load's calls so far, guests included.
-type Counts struct{ Acks, Pulls, Refused, Unknown, Streamed int64 }
+// Counts are the load's calls so far, guests included, and the rows that its clients took from copies.
+type Counts struct{ Acks, Pulls, Refused, Unknown, Streamed, Reused int64 }
 
 // Counts returns how much has been done.
 func (l *Load) Counts() Counts {
-	return Counts{l.acks.Load(), l.pulls.Load(), l.refused.Load(), l.unknown.Load(), l.streamed.Load()}
+	c := Counts{l.acks.Load(), l.pulls.Load(), l.refused.Load(), l.unknown.Load(), l.streamed.Load(), 0}
+	for _, w := range l.workers {
+		c.Reused += int64(w.c.Copies().Hits)
+	}
+	return c
 }
 
 // Since reports whether every client has had a push acknowledged that it sent after

@@ -76,10 +76,10 @@ func runSeed(t *testing.T, cfg chaos.Config) {
 	for _, p := range res.Problems {
 		t.Errorf("WRONG: %s", p)
 	}
-	t.Logf("seed %d: %v virtual in %v (%.0f×), %d rounds, %d faults of %d kinds, %d pushes acknowledged, %d reads, %d "+
-		"terms, %d checked, %d violations",
+	t.Logf("seed %d: %v virtual in %v (%.0f×), %d rounds, %d faults of %d kinds, %d pushes acknowledged, %d reads, "+
+		"%d rows from copies, %d terms, %d checked, %d violations",
 		cfg.Seed, res.Took.Round(time.Second), took.Round(time.Millisecond), res.Took.Seconds()/took.Seconds(),
-		res.Rounds, res.Observed, len(res.Faults), res.Acks, res.Pulls, res.Terms, res.Checked, len(res.Problems))
+		res.Rounds, res.Observed, len(res.Faults), res.Acks, res.Pulls, res.Reused, res.Terms, res.Checked, len(res.Problems))
 	if t.Failed() {
 		t.Logf(
 			"again: go test ./e2e/sim -run TestSeeds -sim.seeds 1 -sim.seed %d -sim.for %v -sim.faults %s -sim.servers %d "+
