@@ -79,7 +79,7 @@ type Client struct {
 	sessions *sessions
 
 	acked    ackedIndices
-	spread   spread // of bounded reads
+	spread   route.Spread // of bounded reads
 	deferred deferred
 	tables   tableHandles
 	began    time.Time // the zero of the ages of copies

@@ -63,11 +63,18 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 				"a linearizable read of table %s with Reuse: a copy may be older", segs[i].Table.schema.Name)
 		}
 	}
+	if how.Mode == Bounded {
+		how.turn = c.spread.Next(how.MaxLag == 0 && !wantsPresence(segs))
+	}
 	if c.opts.CacheBytes == 0 {
 		got, err := c.pull(ctx, &how, segs)
 		return got.met, err
 	}
 	return c.pullReusing(ctx, &how, segs)
+}
+
+func wantsPresence(segs []Segment) bool {
+	return slices.ContainsFunc(segs, func(s Segment) bool { return s.Present != nil })
 }
 
 // pulled is what the replies to a pull report.
@@ -155,13 +162,25 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload,
 		Presence: presence}
 	c.askFor(req, how, r.shard)
-	ask := c.pullLeader
+	var (
+		reply *rowraftv1.PullReply
+		tries int
+		err   error
+	)
 	if how.Mode == Bounded {
-		ask = c.pullAny
+		reply, tries, err = c.pullAny(ctx, m.Cluster, r.shard, how.turn, req, first)
+	} else {
+		reply, tries, err = c.pullLeader(ctx, m.Cluster, r.shard, req, first)
 	}
-	reply, tries, err := ask(ctx, m.Cluster, r.shard, req, first)
 	if err != nil {
 		return fmt.Errorf("pull from shard %d: %w", r.shard, err)
+	}
+	if reply.WithoutReplica {
+		keys := 0
+		for _, p := range r.segments {
+			keys += len(p.rows)
+		}
+		c.spread.Copied(keys, int(reply.Fetched))
 	}
 	if tries == 1 {
 		// After a failed try the payload may still be in a transport's queue.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -21,6 +22,8 @@ type Read struct {
 
 	// AtLeast is the position that the rows must include, in all modes. The zero Position asks for nothing.
 	AtLeast Position
+
+	turn route.Turn // of a bounded pull: the servers that it asks, the same for all shards
 }
 
 // ReadMode is a mode of Read.

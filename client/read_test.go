@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -146,14 +147,14 @@ func TestBoundedReadsFallBack(t *testing.T) {
 				}
 				return nil
 			})
-			c.spread.saved.Store(-1e6) // no hedges: a hedge would shun server 1 when it is slow
+			c.spread.SetSaved(-1e6) // no hedges: a hedge would shun server 1 when it is slow
 			begin := time.Now()
 			for range 30 {
 				if _, err := c.PullWith(patience(t), tenSeconds, seg); err != nil {
 					t.Fatal(err)
 				}
 			}
-			rounds := int(time.Since(begin) / shunFor) // after each one, the shunned replicas are asked again
+			rounds := int(time.Since(begin) / route.ShunFor) // after each one, the shunned replicas are asked again
 			if n := r.counts(); n[1] != 30 || max(n[0], n[2]) > 1+rounds {
 				t.Errorf("30 reads asked the servers %v times; only 1 can answer, want it 30 times, and the others %d at most", n,
 					1+rounds)
@@ -171,7 +172,7 @@ func TestBoundedReadsDoNotWaitForASilentReplica(t *testing.T) {
 		}
 		return nil
 	})
-	c.spread.saved.Store(hedgeEvery)
+	c.spread.SetSaved(10)
 	for range 9 {
 		if _, err := c.PullWith(patience(t), tenSeconds, seg); err != nil {
 			t.Fatal(err)
@@ -222,27 +223,6 @@ func TestReadsThatMakeNoSense(t *testing.T) {
 		if _, err := c.PullWith(patience(t), read, seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%+v: %v, want CodeInvalidArgument", read, err)
 		}
-	}
-}
-
-// The number of hedges is bounded, however slow the replicas are.
-func TestHedgesAreBounded(t *testing.T) {
-	var s spread
-	for range 10 * hedgeBurst * hedgeEvery {
-		s.read()
-	}
-	n := 0
-	for s.mayHedge() {
-		n++
-	}
-	if n != hedgeBurst {
-		t.Errorf("%d hedges at once, want %d", n, hedgeBurst)
-	}
-	for range hedgeEvery {
-		s.read()
-	}
-	if !s.mayHedge() || s.mayHedge() {
-		t.Errorf("want one hedge for %d reads", hedgeEvery)
 	}
 }
 

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -16,109 +14,21 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-const (
-	// hedgeAfter is how long a bounded read waits for a replica before it asks another one too. A server
-	// that was stopped, or that lost its network, keeps its connections and sends nothing.
-	hedgeAfter = 100 * time.Millisecond
-	// hedgeEvery limits such reads to one in hedgeEvery, so that a cluster that is slow from overload does
-	// not get twice the load. hedgeBurst of them may come at once.
-	hedgeEvery = 10
-	hedgeBurst = 20
-	// shunFor is how long a replica that failed a bounded read comes last in the order.
-	shunFor = 2 * time.Second
-)
+// hedgeAfter is how long a bounded read waits for a server before it asks another one too. A server that was stopped, or
+// that lost its network, keeps its connections and sends nothing.
+const hedgeAfter = 100 * time.Millisecond
 
-// spread selects the replicas for bounded reads.
-type spread struct {
-	next  atomic.Uint32 // index of the replica for the next read
-	saved atomic.Int64  // reads since the last hedge, at most hedgeEvery × hedgeBurst
-
-	mu   sync.Mutex
-	bad  map[badReplica]time.Time // end of the time in which the replica comes last
-	when time.Time                // last removal of old entries from bad
-}
-
-type badReplica struct {
-	shard rowraft.ShardID
-	node  rowraft.NodeID
-}
-
-func (s *spread) shun(shard rowraft.ShardID, node rowraft.NodeID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if s.bad == nil {
-		s.bad = make(map[badReplica]time.Time)
-	}
-	if now.Sub(s.when) > time.Minute {
-		for k, until := range s.bad {
-			if now.After(until) {
-				delete(s.bad, k)
-			}
-		}
-		s.when = now
-	}
-	s.bad[badReplica{shard, node}] = now.Add(shunFor)
-}
-
-func (s *spread) shunned(shard rowraft.ShardID, node rowraft.NodeID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	until, ok := s.bad[badReplica{shard, node}]
-	return ok && time.Now().Before(until)
-}
-
-// mayHedge takes one hedge from the saved reads. It returns false if there are too few.
-func (s *spread) mayHedge() bool {
-	for {
-		have := s.saved.Load()
-		if have < hedgeEvery {
-			return false
-		}
-		if s.saved.CompareAndSwap(have, have-hedgeEvery) {
-			return true
-		}
-	}
-}
-
-func (s *spread) read() {
-	if s.saved.Load() < hedgeEvery*hedgeBurst {
-		s.saved.Add(1)
-	}
-}
-
-// readers lists the replicas of a shard in the order in which a bounded read asks them. Each read begins
-// with the next replica; replicas that failed recently come last.
-func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
-	m := c.cluster.Load()
-	if int(shard) >= len(m.Shards) {
-		return nil
-	}
-	replicas := m.Shards[shard].Replicas
-	first := int(c.spread.next.Add(1))
-	var bad []rowraft.NodeID
-	for i := range replicas {
-		node := replicas[(first+i)%len(replicas)].Node
-		if c.spread.shunned(shard, node) {
-			bad = append(bad, node)
-		} else {
-			nodes = append(nodes, node)
-		}
-	}
-	return append(nodes, bad...)
-}
-
-// pullAny asks the replicas of a shard until one replies. It ends early with an error that every replica
+// pullAny asks servers for rows of a shard until one replies. It ends early with an error that every replica
 // would return, or when all replicas have been asked and one of them cannot meet the bound. tries is the
 // number of requests sent.
-func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest,
-	first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
+func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, turn route.Turn,
+	req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
 	b, retries := route.Backoff{}, c.router.budget.NewCall(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
 		if err := c.cluster.replaced(home); err != nil {
 			return nil, tries, err
 		}
-		round := round{c: c, home: home, shard: shard, req: req, first: first}
+		round := round{c: c, home: home, shard: shard, turn: turn, req: req, first: first}
 		reply, err = round.run(ctx)
 		first.Skip()
 		tries += round.tries
@@ -126,6 +36,7 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 			retries.Succeeded()
 			return reply, tries, nil
 		}
+		turn = turn.Next()
 		action := route.On(route.Replica, err)
 		if endsRound(action) || action == route.Next || ctx.Err() != nil { // every replica was asked
 			return reply, tries, err
@@ -143,11 +54,12 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 	return nil, tries, c.ended(err)
 }
 
-// round is one pass over the replicas of a shard; it asks each one at most once.
+// round is one pass over the servers for a shard; it asks each one at most once.
 type round struct {
 	c     *Client
 	home  rowraft.ClusterID
 	shard rowraft.ShardID
+	turn  route.Turn
 	req   *rowraftv1.PullRequest
 	first *firstPull
 
@@ -166,7 +78,7 @@ type tried struct {
 // run returns the first reply. Of several errors that another replica might not return, it returns the most
 // useful one (see worse).
 func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
-	r.left = r.c.readers(r.shard)
+	r.left = r.c.spread.Order(r.c.cluster.Load(), r.shard, r.turn)
 	if len(r.left) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for shard %d", r.shard)
 	}
@@ -174,16 +86,16 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(rpc.WithCluster(ctx, r.home), r.c.opts.AttemptTimeout)
 	defer cancel()
-	r.c.spread.read()
+	r.c.spread.Read()
 	hedge := time.NewTicker(hedgeAfter)
 	defer hedge.Stop()
 	var worst error
 	for r.ask(ctx); len(r.asked) > 0; {
 		select {
 		case <-hedge.C:
-			if len(r.left) > 0 && r.c.spread.mayHedge() {
+			if len(r.left) > 0 && r.c.spread.MayHedge() {
 				for _, node := range r.asked {
-					r.c.spread.shun(r.shard, node)
+					r.c.spread.Shun(r.shard, node)
 				}
 				r.ask(ctx)
 			}
@@ -196,7 +108,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 				return nil, a.err
 			}
 			if whole.Err() == nil {
-				r.c.spread.shun(r.shard, a.node)
+				r.c.spread.Shun(r.shard, a.node)
 			}
 			worst = worse(worst, a.err)
 			r.ask(ctx)
