@@ -189,9 +189,14 @@ librowraft: ## bin/librowraft.so, the Go client as a C library (needs gcc)
 	$(CSHARED) -o $(BIN)/librowraft.so ./capi
 
 .PHONY: test-python
-test-python: build librowraft ## tests of the Python package on real servers (ARGS="-k scan"; needs Debian's python3-pytest and python3-numpy, or PYTHON of a venv)
+test-python: build librowraft ## tests of the Python package on real servers (ARGS="-k scan"; needs Debian's python3-pytest, python3-numpy and python3-torch, or PYTHON of a venv)
 	cd python && ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=. \
 		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pytest -q -p no:cacheprovider $(ARGS)
+
+.PHONY: bench-python
+bench-python: build librowraft ## pull and push from Python next to rowraft-bench, on one cluster (ARGS="--rounds 5"; 2 minutes)
+	ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=python \
+		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) bench/python.py --bench $(BIN)/rowraft-bench $(ARGS)
 
 # Nothing in the wheel depends on the directory or the symbols of this machine; the server needs no C library.
 .PHONY: wheel
