@@ -165,6 +165,12 @@ func (c *Capacity) validate() error {
 	return nil
 }
 
+// MinMemory and MaxMemory are the limits of [Schema.Memory].
+const (
+	MinMemory = 1 << 20
+	MaxMemory = 1 << 50
+)
+
 // ParseTicks reads a time as a duration ("3600s", "168h") or as a number of
 // ticks, which are seconds; "" and "0" are 0.
 func ParseTicks(s string) (uint32, error) {
@@ -203,9 +209,11 @@ func (s Schema) Normal() Schema {
 }
 
 // Extension is the oldest extension of a schema's encoding that can hold s: 0 none;
-// 1 if it has Storage, SumPushes, Admission, Expire or Capacity; 2 if its optimizer needs it.
+// 1 if it has Storage, SumPushes, Admission, Expire or Capacity; 2 if its optimizer needs it; 3 if it has Memory.
 func (s *Schema) Extension() int {
 	switch {
+	case s.Memory != 0:
+		return 3
 	case s.Optimizer.extended():
 		return 2
 	case s.StorageType() != Float32 || s.SumPushes || s.Admission != Admission{} || s.Expire != 0 ||
@@ -229,6 +237,10 @@ func (s *Schema) validatePolicies() error {
 	if s.Kind == Dense && (s.Admission != Admission{} || s.Expire != 0 || s.Capacity != Capacity{}) {
 		return Errorf(CodeInvalidArgument,
 			"a dense table keeps all of its rows: admission, expiry and capacity are for sparse ones")
+	}
+	if s.Memory != 0 && (s.Memory < MinMemory || s.Memory > MaxMemory || s.Kind == Dense) {
+		return Errorf(CodeInvalidArgument, "memory of %d bytes: want 0, or in a sparse table %d to %d", s.Memory, MinMemory,
+			uint64(MaxMemory))
 	}
 	if err := s.Admission.validate(); err != nil {
 		return err

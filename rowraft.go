@@ -221,8 +221,8 @@ type Schema struct {
 	Capacity  Capacity  // how many rows there may be
 	SumPushes bool      // gradients of several pushes may be summed, although the optimizer is not linear
 
-	// Memory is how many bytes of memory one copy of the table may take over all shards; its other rows are on disk.
-	// 0: all rows are in memory. It changes no row, version or result.
+	// Memory is for a tiered table: the bytes of memory that one copy of the table may take, over all shards. The other
+	// rows are on disk. MinMemory … MaxMemory; 0: all rows are in memory. It changes no row, version or result.
 	Memory uint64
 }
 

@@ -107,6 +107,17 @@ var tableMetrics = []struct {
 		func(t *rowraftv1.TableStats) float64 { return float64(t.Expired) }},
 	{desc("table_candidates", "Keys that wait for a row.", "table", "shard"), prometheus.GaugeValue,
 		func(t *rowraftv1.TableStats) float64 { return float64(t.Candidates) }},
+	{desc("table_cold_rows", "Rows of a tiered table that are on disk.", "table", "shard"), prometheus.GaugeValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.ColdRows) }},
+	{desc("table_cold_file_bytes", "Size of the file with these rows.", "table", "shard"), prometheus.GaugeValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.ColdFileBytes) }},
+	{desc("table_cold_rows_read_total", "Rows read from that file.", "table", "shard"), prometheus.CounterValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.ColdRowsRead) }},
+	{desc("table_cold_rows_written_total", "Rows written to that file.", "table", "shard"), prometheus.CounterValue,
+		func(t *rowraftv1.TableStats) float64 { return float64(t.ColdRowsWritten) }},
+	{desc("table_cold_failed", "1: that file cannot be written or read, and pushes to the table are refused.", "table",
+		"shard"), prometheus.GaugeValue,
+		func(t *rowraftv1.TableStats) float64 { return bit(t.ColdError != "") }},
 }
 
 var (

@@ -46,9 +46,9 @@ func (e *FatalError) Unwrap() error { return e.Err }
 // other replicas applied the entry, so for the client the outcome is open.
 func (e *FatalError) Code() rowraft.Code { return rowraft.CodeInternal }
 
-// Apply applies a committed entry and returns *Applied, or *FatalError if this
-// replica must stop. It ignores entries up to AppliedIndex and returns nil for them. A fenced
-// replica applies nothing and returns its *FencedError.
+// Apply applies a committed entry and returns *Applied, *FatalError if this
+// replica must stop, or *FencedError if it cannot read its cold rows. It ignores entries up
+// to AppliedIndex and returns nil for them. A fenced replica applies nothing and returns its *FencedError.
 //
 // It keeps no part of entry. One goroutine calls it, in log order.
 func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
@@ -62,6 +62,9 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 	}
 	a, err := m.applyEntry(index, entry)
 	if err != nil {
+		if fenced := checkTiers(m); fenced != nil {
+			return fenced
+		}
 		return m.fail(index, err)
 	}
 	m.applied.Store(uint64(index))
@@ -125,7 +128,7 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the schema of table %s: want none",
 				len(rest), s.Name)
 		}
-		return a, m.change(h, a, func(uint64) (error, error) { return m.mu.tables.create(s, m.owned) })
+		return a, m.change(h, a, func(uint64) (error, error) { return m.mu.tables.create(s, &m.maker) })
 	case wire.EntryDropTable:
 		id, err := wire.ParseDropTable(body)
 		if err != nil {
@@ -263,6 +266,12 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 	}
 	var scratch [chunkRows]rowraft.Key
 	rowBytes := seg.Dim * seg.DType.Size()
+	for from := 0; t.rows.Tier() != nil && from < seg.N; from += chunkRows {
+		to := min(from+chunkRows, seg.N)
+		if err := t.rows.Tier().Prefetch(wire.Keys(scratch[:], body.Keys[8*from:8*to])); err != nil {
+			return err
+		}
+	}
 	for from := 0; from < seg.N; from += chunkRows {
 		to := min(from+chunkRows, seg.N)
 		keys := wire.Keys(scratch[:], body.Keys[8*from:8*to])

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/shard/rowstore"
+	"github.com/rowraft/rowraft/shard/rowstore/coldfile"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -25,6 +26,9 @@ type Config struct {
 	// Epoch is the table epoch before the first entry; 0 means 1. The log does not contain it,
 	// so all replicas must be given the same value, at every start.
 	Epoch rowraft.TableEpoch
+	// Tier opens an empty file for the cold rows of a table with a memory limit, which Machine closes. nil: all rows are
+	// in memory. Like the file, it is no part of the state.
+	Tier func(rowraft.TableID) coldfile.Disk
 }
 
 // Machine is the state machine of one shard replica.
@@ -34,7 +38,7 @@ type Config struct {
 // until Close returns. Machine starts a goroutine only to free the memory of
 // a dropped table; Close waits for it.
 //
-// Lock order: applyMu, then mu, then readers. None is held across I/O, a channel
+// Lock order: applyMu, then mu, then readers. None is held across I/O (but see cold rows in DESIGN.md), a channel
 // operation or a call out of this package and the packages below it.
 type Machine struct {
 	Reads    // what pulls read without mu
@@ -45,6 +49,7 @@ type Machine struct {
 	Rounds   DigestRounds // results of digest rounds
 
 	scrub scrubber
+	maker tableMaker
 
 	// applyMu is held while one entry is applied, so that its holder sees the state
 	// at one index.
@@ -159,6 +164,7 @@ func New(c Config) (*Machine, error) {
 	}
 	m := &Machine{Reads: Reads{shard: c.Shard, owned: newSlotSet(count, c.Slots)}}
 	m.Reads.at, m.mu.shard, m.mu.tables = &m.position, c.Shard, &tableSet{}
+	m.Reads.tend, m.maker = m.tend, tableMaker{owned: m.owned, tier: c.Tier}
 	m.Sessions.mu, m.Sessions.at = &m.mu.RWMutex, &m.position
 	m.Jobs.mu, m.Jobs.shard = &m.mu.RWMutex, c.Shard
 	m.Rounds.mu = &m.mu.RWMutex
@@ -215,6 +221,9 @@ type TableStats struct {
 
 	// Counters are of a table with admission, expiry or a capacity; zero for others.
 	Counters rowstore.Counters
+
+	Tier      coldfile.Stats // of a table with a memory limit
+	TierError error          // why rows cannot be written to its file, or be read from it; nil: they can
 }
 
 // Stats returns the size of each table, ascending by ID.
@@ -229,6 +238,7 @@ func (m *Machine) Stats() []TableStats {
 		out[i] = TableStats{
 			ID: t.schema.ID, Name: t.schema.Name,
 			Rows: uint64(t.rows.Rows()), Bytes: uint64(t.rows.Bytes()), Counters: t.rows.Counters(),
+			Tier: t.rows.Tier().Stats(), TierError: cmp.Or(t.rows.Tier().Broken(), t.rows.Tier().Full()),
 		}
 	}
 	return out

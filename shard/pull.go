@@ -25,6 +25,9 @@ type Reads struct {
 	// at a time. It is held for writing to wait for such goroutines before rows or images are
 	// freed. A change of rows does not take it.
 	readers sync.RWMutex
+
+	// tend is Machine.tend.
+	tend func(t *table, err error) error
 }
 
 // view is the tables that readers may use. It is immutable; the rows in it change.
@@ -147,20 +150,29 @@ func (d *Reads) pullSegment(of *tableSet, seg wire.Segment, ask, out wire.Body) 
 }
 
 func (d *Reads) pullChunk(of *tableSet, seg wire.Segment, keys []rowraft.Key, values, present []byte) error {
+	t, err := d.pullRows(of, seg, keys, values, present)
+	if t != nil && t.rows.Tier() != nil {
+		return d.tend(t, err)
+	}
+	return err
+}
+
+func (d *Reads) pullRows(
+	of *tableSet, seg wire.Segment, keys []rowraft.Key, values, present []byte,
+) (t *table, err error) {
 	d.readers.RLock()
 	defer d.readers.RUnlock()
 	v := d.view.Load()
 	if v.err != nil {
-		return v.err
+		return nil, v.err
 	}
 	if v.of != of {
-		return rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read: try again", d.shard)
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read: try again", d.shard)
 	}
-	t := v.table(seg.Table)
-	if t == nil {
-		return d.notFound(seg.Table)
+	if t = v.table(seg.Table); t == nil {
+		return nil, d.notFound(seg.Table)
 	}
-	return t.rows.Pull(keys, values, seg.DType, present)
+	return t, t.rows.Pull(keys, values, seg.DType, present)
 }
 
 // Slots returns the slots of this shard, ascending.

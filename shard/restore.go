@@ -34,7 +34,7 @@ func (m *Machine) Restore(r io.Reader) error {
 	if canary.Is(canary.RestoreInPlace) {
 		return m.restoreInPlace(rd)
 	}
-	st, err := build(rd, m.owned)
+	st, err := build(rd, &m.maker)
 	if err != nil {
 		return fmt.Errorf("restore shard %d: %w", m.shard, errors.Join(err, st.tables.close()))
 	}
@@ -69,7 +69,7 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 	m.mu.Lock()
 	closed := m.replaceLocked(state{tables: &tableSet{}}, func() {})
 	m.mu.Unlock()
-	st, err := build(rd, m.owned)
+	st, err := build(rd, &m.maker)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil {
@@ -91,7 +91,7 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 
 // build reads all of rd into a new state. The state has tables even if there is
 // an error, so that the caller can free them.
-func build(rd *checkpoint.Reader, owned *slotSet) (state, error) {
+func build(rd *checkpoint.Reader, maker *tableMaker) (state, error) {
 	st := state{tables: &tableSet{}}
 	names := map[string]bool{}
 	for _, s := range rd.Tables() {
@@ -101,7 +101,7 @@ func build(rd *checkpoint.Reader, owned *slotSet) (state, error) {
 					"%d tables", s.Name, MaxTables)
 		}
 		names[s.Name] = true
-		if _, err := st.tables.add(s, owned); err != nil {
+		if _, err := st.tables.add(s, maker); err != nil {
 			return st, err
 		}
 	}

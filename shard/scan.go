@@ -174,7 +174,7 @@ func (s *Scan) listMore(l *slotListing) (done bool, err error) {
 		return false, err
 	}
 	s.listed, done = l.rows.AppendKeys(s.listed, listEntries)
-	return done, nil
+	return done, l.table.rows.Tier().Broken()
 }
 
 func (s *Scan) dropBelow(from rowraft.Key) {

@@ -39,6 +39,9 @@ func (m *Machine) Scrub(bytes int) error {
 			read, where = m.scrub.next(m.mu.tables, m.owned)
 		}
 		m.mu.RUnlock()
+		if fenced := checkTiers(m); fenced != nil {
+			return fenced
+		}
 		if where != "" {
 			err = m.Fence("the rows of " + where + " changed without a write: the memory of this server is damaged")
 		}

@@ -395,6 +395,9 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 			return next, inside, err
 		}
 		wk.buf, p.done = t.snap.AppendSlotSince(wk.buf, next, since, entries)
+		if err := t.rows.Tier().Broken(); err != nil {
+			return next, inside, err
+		}
 		if p.end = len(wk.buf); since != p.slot.Counter { // otherwise the slot has not changed since the base
 			if p.done {
 				wk.candidates = t.snap.AppendCandidates(wk.candidates, next)

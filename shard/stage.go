@@ -135,7 +135,7 @@ func (m *Machine) beginStage(b *wire.RestoreBegin, now uint64) (result, fatal er
 		g.base = rowraft.TickOf(now) // the tables that stay use this log time, too
 	}
 	for _, s := range b.Tables {
-		if _, err := g.tables.add(s, m.owned); err != nil {
+		if _, err := g.tables.add(s, &m.maker); err != nil {
 			return nil, errors.Join(err, g.tables.close())
 		}
 	}

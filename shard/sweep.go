@@ -126,7 +126,7 @@ func (p *slotPreview) next(m *Machine, w *wire.Sweep, slot rowraft.Slot, tick ui
 	rows, candidates, done := t.rows.CountSweep(p.listing.rows, slot, w, tick, listEntries)
 	p.found.Rows += uint64(rows)
 	p.found.Candidates += uint64(candidates)
-	return done, nil
+	return done, t.rows.Tier().Broken()
 }
 
 // listEntries limits the index entries that are read while a lock is held once: about

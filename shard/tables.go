@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/shard/rowstore"
+	"github.com/rowraft/rowraft/shard/rowstore/coldfile"
 )
 
 // tableSet is the tables of a shard. Machine.mu guards it; a changed address means that a restore has replaced the
@@ -63,9 +64,27 @@ func (ts *tableSet) digest() (sum rowstore.Digest, rows uint64) {
 	return sum, rows
 }
 
+// tableMaker makes the rows of tables. It is immutable.
+type tableMaker struct {
+	owned *slotSet
+	tier  func(rowraft.TableID) coldfile.Disk // of Config
+}
+
+func (m *tableMaker) rows(s rowraft.Schema) (*rowstore.Table, error) {
+	o := rowstore.Options{Schema: s, Slots: m.owned.count, Owned: m.owned.has}
+	if s.Memory > 0 && m.tier != nil {
+		o.Tier = m.tier(s.ID)
+	}
+	rows, err := rowstore.New(o)
+	if err != nil && o.Tier != nil {
+		err = errors.Join(err, o.Tier.Close())
+	}
+	return rows, err
+}
+
 // add adds an empty table. REQUIRES: neither its ID nor its name is taken.
-func (ts *tableSet) add(s rowraft.Schema, owned *slotSet) (*table, error) {
-	rows, err := rowstore.New(rowstore.Options{Schema: s, Slots: owned.count, Owned: owned.has})
+func (ts *tableSet) add(s rowraft.Schema, maker *tableMaker) (*table, error) {
+	rows, err := maker.rows(s)
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", s.Name, err)
 	}
@@ -78,7 +97,7 @@ func (ts *tableSet) add(s rowraft.Schema, owned *slotSet) (*table, error) {
 	return t, nil
 }
 
-func (ts *tableSet) create(s rowraft.Schema, owned *slotSet) (result, fatal error) {
+func (ts *tableSet) create(s rowraft.Schema, maker *tableMaker) (result, fatal error) {
 	if s.ID == 0 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has no id", s.Name), nil
 	}
@@ -97,7 +116,7 @@ func (ts *tableSet) create(s rowraft.Schema, owned *slotSet) (result, fatal erro
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the shard has %d tables, the limit: drop one first", MaxTables),
 			nil
 	}
-	_, fatal = ts.add(s, owned)
+	_, fatal = ts.add(s, maker)
 	return nil, fatal
 }
 

@@ -96,10 +96,10 @@ func (d *Reads) validateSum(p *wire.Part, segments []byte) error {
 }
 
 // CheckPart checks whether p should be logged: first its session, then its number, then
-// Validate. duplicate means that the number was applied before: the server can respond
+// Validate and CheckRoom. duplicate means that the number was applied before: the server can respond
 // at once, since what is applied is committed.
 //
-// Errors, in addition to those of Validate: CodeSessionExpired; CodeOverloaded if the
+// Errors, in addition to those of Validate and CheckRoom: CodeSessionExpired; CodeOverloaded if the
 // number is too far above the client's floor; the code of the first refusal if
 // the number was refused before.
 func (m *Machine) CheckPart(p *wire.Part) (duplicate bool, err error) {
@@ -107,5 +107,8 @@ func (m *Machine) CheckPart(p *wire.Part) (duplicate bool, err error) {
 	if err != nil || known {
 		return err == nil, err
 	}
-	return false, m.Validate(p.Op, p.Payload)
+	if err := m.Validate(p.Op, p.Payload); err != nil {
+		return false, err
+	}
+	return false, m.CheckRoom(p.Op, p.Payload)
 }

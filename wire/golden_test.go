@@ -283,6 +283,11 @@ func TestGoldenCreateTable(t *testing.T) {
 			Optimizer:   rowraft.Optimizer{Kind: rowraft.Momentum, LR: 0.125, Momentum: 0.75, WeightDecay: 0x1p-10, Bound: 2},
 			Storage:     rowraft.BFloat16, Expire: 3600, SumPushes: true,
 		}},
+		{"entry_table_tiered.hex", rowraft.Schema{
+			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0xa9c7f9322862f290},
+			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}, Memory: 0x123456789a,
+		}},
 	} {
 		t.Run(tc.file, func(t *testing.T) {
 			file := golden(t, tc.file)
@@ -371,7 +376,7 @@ func TestExtensionsThatAreRefused(t *testing.T) {
 		schema []byte
 		code   rowraft.Code
 	}{
-		{"a longer extension", change(11, 3), rowraft.CodeCorrupt},
+		{"a longer extension", change(11, 4), rowraft.CodeCorrupt},
 		{"cut", good[:len(good)-8], rowraft.CodeCorrupt},
 		{"nothing in it", change(at, make([]byte, 24)...), rowraft.CodeCorrupt},
 		{"float32 by name", change(at, 1), rowraft.CodeCorrupt},

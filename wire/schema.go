@@ -10,12 +10,12 @@ const (
 	schemaFixed = 64
 
 	// maxExtension is the longest extension, as byte 11 names it.
-	maxExtension = 2
+	maxExtension = 3
 )
 
 // schemaExtension is the length of what follows the name, by extension: most schemas
 // need none, and are shorter for it.
-var schemaExtension = [maxExtension + 1]int{0, 24, 48}
+var schemaExtension = [maxExtension + 1]int{0, 24, 48, 56}
 
 // CreateTableEntry returns the entry that creates a table in a shard.
 func CreateTableEntry(h EntryHeader, s *rowraft.Schema) []byte {
@@ -68,7 +68,10 @@ func AppendSchema(dst []byte, s *rowraft.Schema) []byte {
 	for _, f := range laterConstants(o) {
 		dst = appendPositive(dst, *f)
 	}
-	return dst
+	if extension == 2 {
+		return dst
+	}
+	return le.AppendUint64(dst, s.Memory)
 }
 
 // laterConstants are the fields of extension 2, in their order.
@@ -155,6 +158,9 @@ func parseExtension(s *rowraft.Schema, b []byte) error {
 			bits := le.Uint32(b[4*i:])
 			*f = math.Float32frombits(bits)
 			negativeZero = negativeZero || *f == 0 && bits != 0
+		}
+		if b = b[24:]; len(b) > 0 {
+			s.Memory = le.Uint64(b)
 		}
 	}
 	if sums > 1 || s.Storage == rowraft.Float32 || negativeZero {

@@ -250,6 +250,8 @@ func TestGoldenOutput(t *testing.T) {
 		"table-create-policies-json": {"table", "create", "ads", "--dim", "8", "--storage", "bfloat16", "--admit", "count:3",
 			"--expire", "168h",
 			"--capacity", "1000000", "--evict", "lfu", "-o", "json"},
+		"table-create-tiered-json": {"table", "create", "old", "--dim", "8", "--store", "tiered", "--memory",
+			"8GiB", "-o", "json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			to := addr
@@ -308,6 +310,16 @@ func TestWrongUsage(t *testing.T) {
 			[]string{"--capacity"}},
 		{"a capacity too small", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--capacity", "100",
 			"--evict", "lru"}, []string{"4096"}},
+		{"tiered without a size", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--store", "tiered"},
+			[]string{"--memory", "8GiB"}},
+		{"a size without a tier", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--memory", "8GiB"},
+			[]string{"--store tiered"}},
+		{"no size", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--store", "tiered", "--memory", "much"},
+			[]string{"--memory", "8GiB"}},
+		{"an unknown store", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--store", "tierd"},
+			[]string{"--store", "did you mean", "tiered"}},
+		{"too small a size", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--store", "tiered",
+			"--memory", "10KB"}, []string{"1048576"}},
 		{"a flag of another optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "sgd", "--beta1",
 			"0.5"}, []string{"--beta1", "--optimizer sgd"}},
 		{"a constant of ftrl", "", []string{"table", "create", "t", "--dim", "4", "--l1", "0.5"},

@@ -184,7 +184,7 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		Epsilon: float(b[48:]), Beta1: float(b[52:]), Beta2: float(b[56:]),
 	}
 	extension := b[11]
-	if extension > 2 {
+	if extension > 3 {
 		return s, nil, corrupt("schema with a longer extension")
 	}
 	length := uint64(le.Uint32(b[60:]))
@@ -194,9 +194,9 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 	}
 	s.Name = string(b[64 : 64+length])
 	rest = b[padded:]
-	if size := 24 * int(extension); extension > 0 {
+	if size := []int{0, 24, 48, 56}[extension]; extension > 0 {
 		if len(rest) < size || rest[3] > 1 || rest[0] == 1 || extension == 1 && zero(rest[:24]) ||
-			extension == 2 && s.Optimizer.Kind < 4 && zero(rest[24:48]) {
+			extension == 2 && s.Optimizer.Kind < 4 && zero(rest[24:48]) || extension == 3 && zero(rest[48:56]) {
 			return s, nil, corrupt("impossible extension of a schema")
 		}
 		s.Storage = rowraft.DType(rest[0])
@@ -208,13 +208,16 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		if s.Admission.Probability == 0 && !zero(rest[8:12]) { // −0
 			return s, nil, corrupt("impossible extension of a schema")
 		}
-		if extension == 2 {
+		if extension >= 2 {
 			for i, f := range []*float32{&s.Optimizer.Momentum, &s.Optimizer.WeightDecay, &s.Optimizer.Bound, &s.Optimizer.L1,
 				&s.Optimizer.L2, &s.Optimizer.Beta} {
 				if *f = float(rest[24+4*i:]); *f == 0 && !zero(rest[24+4*i:28+4*i]) {
 					return s, nil, corrupt("impossible extension of a schema")
 				}
 			}
+		}
+		if extension == 3 {
+			s.Memory = le.Uint64(rest[48:])
 		}
 		rest = rest[size:]
 	}

@@ -114,7 +114,9 @@ func (r *replica) pushStep(ctx context.Context, p *steps.Push) (steps.Result, er
 	try := func() error {
 		err := r.mustServe()
 		if err == nil && !p.Probe {
-			err = r.machine.Validate(wire.OpPush, p.Payload)
+			if err = r.machine.Validate(wire.OpPush, p.Payload); err == nil {
+				err = r.machine.CheckRoom(wire.OpPush, p.Payload)
+			}
 		}
 		if err == nil {
 			result, err = r.steps.Push(ctx, p)

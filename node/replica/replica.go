@@ -81,6 +81,8 @@ func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
 	switch a := result.(type) {
 	case *shard.FatalError:
 		return &raftstore.FatalError{Err: a}
+	case *shard.FencedError:
+		m.r.noticeFence()
 	case *shard.Applied:
 		m.r.noteApplied(entry, a)
 	}
@@ -131,7 +133,11 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 // openReplica starts the group of one shard as the map describes it.
 func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clustermap.Replica,
 	segmentBytes int) (*replica, error) {
-	machine, err := shard.New(shard.Config{Shard: s.ID, SlotCount: m.SlotCount(), Slots: m.SlotsOf(s.ID)})
+	cold, err := h.openColdDir(s.ID)
+	if err != nil {
+		return nil, err
+	}
+	machine, err := shard.New(shard.Config{Shard: s.ID, SlotCount: m.SlotCount(), Slots: m.SlotsOf(s.ID), Tier: cold.file})
 	if err != nil {
 		return nil, err
 	}

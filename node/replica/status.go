@@ -50,11 +50,18 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 	for _, t := range r.machine.Stats() {
 		st.Rows += t.Rows
 		st.MemoryBytes += t.Bytes
-		st.Tables = append(st.Tables, &rowraftv1.TableStats{
+		stats := &rowraftv1.TableStats{
 			Table: uint64(t.ID), Rows: t.Rows, MemoryBytes: t.Bytes,
 			Admitted: t.Counters.Admitted, Rejected: t.Counters.Rejected, Evicted: t.Counters.Evicted,
 			Expired: t.Counters.Expired, Candidates: t.Counters.Candidates,
-		})
+			ColdRows: uint64(t.Tier.Records), ColdFileBytes: uint64(t.Tier.FileBytes), ColdRowsRead: uint64(t.Tier.Read),
+			ColdRowsWritten: uint64(t.Tier.Written),
+		}
+		if t.TierError != nil {
+			stats.ColdError = t.TierError.Error()
+			st.Error = cmp.Or(st.Error, stats.ColdError)
+		}
+		st.Tables = append(st.Tables, stats)
 	}
 	return st
 }

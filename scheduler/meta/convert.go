@@ -47,6 +47,9 @@ func describe(s rowraft.Schema) string {
 	if s.Expire != 0 {
 		text += fmt.Sprintf(", expiry %d ticks", s.Expire)
 	}
+	if s.Memory != 0 {
+		text += fmt.Sprintf(", tiered with %d bytes of memory", s.Memory)
+	}
 	if c := s.Capacity; c.Rows != 0 {
 		text += fmt.Sprintf(", capacity %d rows evict %s", c.Rows, c.Evict)
 	}

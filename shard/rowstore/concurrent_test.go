@@ -70,9 +70,10 @@ func TestPullsDuringUpdates(t *testing.T) {
 		{rowraft.Dense, rowraft.Float32, 16, 20, 3000}} {
 		t.Run(fmt.Sprintf("%s %s dim %d memory %d", tc.kind, tc.dt, tc.dim, tc.memory), func(t *testing.T) {
 			t.Parallel()
-			schema := evenTable(t, tc.kind, tc.dim).Schema()
-			schema.Memory = tc.memory
-			table := mustNew(t, schema)
+			table := evenTable(t, tc.kind, tc.dim)
+			if tc.memory > 0 {
+				withTier(table, tc.memory)
+			}
 			hot := make([]rowraft.Key, 32) // repeated, so that reader and writer meet
 			for i := range hot {
 				hot[i] = rowraft.Key(i % tc.hot * 64)

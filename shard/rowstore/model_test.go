@@ -194,7 +194,7 @@ func testSchema(kind rowraft.TableKind, opt rowraft.OptimizerKind, dim int) rowr
 
 func mustNew(tb testing.TB, s rowraft.Schema) *Table {
 	tb.Helper()
-	table, err := New(Options{Schema: s, Tier: &memFile{}})
+	table, err := New(Options{Schema: s})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -248,13 +248,12 @@ func TestTableAgainstModel(t *testing.T) {
 		dim := rapid.SampledFrom([]int{1, 3, 8, 16, 70}).Draw(rt, "dim")
 		schema := testSchema(kind, opt, dim)
 		schema.Storage = rapid.SampledFrom([]rowraft.DType{0, rowraft.Float32, rowraft.BFloat16}).Draw(rt, "storage")
-		options := Options{Schema: schema}
-		if rapid.Bool().Draw(rt, "tiered") {
-			options.Schema.Memory, options.Tier = uint64(rapid.IntRange(1, 40_000).Draw(rt, "memory")), &memFile{}
-		}
-		table, err := New(options)
+		table, err := New(Options{Schema: schema})
 		if err != nil {
 			rt.Fatal(err)
+		}
+		if rapid.Bool().Draw(rt, "tiered") {
+			withTier(table, uint64(rapid.IntRange(1, 40_000).Draw(rt, "memory")))
 		}
 		defer table.Close()
 		table.index.longest = rapid.SampledFrom([]int{minSegment, 4 * minSegment, maxSegment}).Draw(rt, "longest segment")

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -81,12 +82,12 @@ func TestSnapshotsDuringChanges(t *testing.T) {
 			s.Capacity = rowraft.Capacity{Rows: 20 * rowraft.DefaultSlots, Evict: rowraft.EvictLRU}
 			s.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
 		},
-		"tiered":        func(s *rowraft.Schema) { s.Memory = 1 },
-		"tiered, lines": func(s *rowraft.Schema) { s.Memory, s.Dim = 1, 64 },
+		"tiered":        func(*rowraft.Schema) {},
+		"tiered, lines": func(s *rowraft.Schema) { s.Dim = 64 },
 		"tiered, LFU": func(s *rowraft.Schema) {
-			s.Memory, s.Capacity = 4000, rowraft.Capacity{Rows: 9 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
+			s.Capacity = rowraft.Capacity{Rows: 9 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
 		},
-		"tiered, expiry": func(s *rowraft.Schema) { s.Memory, s.Expire = 4000, 5 },
+		"tiered, expiry": func(s *rowraft.Schema) { s.Expire = 5 },
 		"expiry, candidates": func(s *rowraft.Schema) {
 			s.Admission, s.Expire = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}, 5
 		},
@@ -95,6 +96,9 @@ func TestSnapshotsDuringChanges(t *testing.T) {
 			schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 3)
 			set(&schema)
 			w := &streamWriter{table: mustNew(t, schema), stop: make(chan struct{})}
+			if strings.HasPrefix(name, "tiered") {
+				withTier(w.table, 4000)
+			}
 			for k := rowraft.Key(0); len(w.keys) < 400; k++ {
 				if slot, _ := w.table.index.locate(k); slices.Contains(streamSlots, slot) {
 					w.keys = append(w.keys, k)

@@ -88,7 +88,15 @@ func moveRows(tb rapid.TB, r *Tier, in []rowraft.Key, out int) {
 	}
 }
 
-// tiered returns a table with room for few of its rows in memory.
+// withTier gives table, which is empty, room for few of its rows in memory.
+func withTier(table *Table, memory uint64) *memFile {
+	o := Options{Schema: table.schema, Tier: &memFile{}}
+	o.Schema.Memory = memory
+	table.index.tier = newTier(table, &o)
+	return o.Tier.(*memFile)
+}
+
+// tiered returns a table with a tier.
 func tiered(tb testing.TB, s rowraft.Schema, memory uint64) (*Table, *memFile) {
 	f := &memFile{}
 	s.Memory = memory

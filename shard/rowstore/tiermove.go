@@ -147,6 +147,9 @@ func (r *Tier) settle() {
 	if moved {
 		r.table.index.reclaim()
 	}
+	if r.failed.write.Load() != nil && r.inMemory.Load() <= r.limit() {
+		r.failed.write.Store(nil)
+	}
 }
 
 // writeExtent fills one extent with rows and reports whether rows have left the memory.

@@ -547,17 +547,20 @@ func (x *HelloReply) GetSchedulers() []string {
 }
 
 type TableSchema struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // 0 in CreateTable
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Kind          uint32                 `protobuf:"varint,3,opt,name=kind,proto3" json:"kind,omitempty"` // 1 sparse, 2 dense
-	Dim           uint32                 `protobuf:"varint,4,opt,name=dim,proto3" json:"dim,omitempty"`   // 1 … 4096 weights a row
-	Initializer   *Initializer           `protobuf:"bytes,5,opt,name=initializer,proto3" json:"initializer,omitempty"`
-	Optimizer     *Optimizer             `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
-	Storage       uint32                 `protobuf:"varint,7,opt,name=storage,proto3" json:"storage,omitempty"`                            // of the weights: 0 float32, 2 bfloat16
-	Admission     *Admission             `protobuf:"bytes,8,opt,name=admission,proto3" json:"admission,omitempty"`                         // absent: every key gets a row with its first push
-	ExpireTicks   uint32                 `protobuf:"varint,9,opt,name=expire_ticks,json=expireTicks,proto3" json:"expire_ticks,omitempty"` // seconds of logged time without a push after which a row goes; 0: never
-	Capacity      *Capacity              `protobuf:"bytes,10,opt,name=capacity,proto3" json:"capacity,omitempty"`                          // absent: no bound
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Id          uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // 0 in CreateTable
+	Name        string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Kind        uint32                 `protobuf:"varint,3,opt,name=kind,proto3" json:"kind,omitempty"` // 1 sparse, 2 dense
+	Dim         uint32                 `protobuf:"varint,4,opt,name=dim,proto3" json:"dim,omitempty"`   // 1 … 4096 weights a row
+	Initializer *Initializer           `protobuf:"bytes,5,opt,name=initializer,proto3" json:"initializer,omitempty"`
+	Optimizer   *Optimizer             `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
+	Storage     uint32                 `protobuf:"varint,7,opt,name=storage,proto3" json:"storage,omitempty"`                            // of the weights: 0 float32, 2 bfloat16
+	Admission   *Admission             `protobuf:"bytes,8,opt,name=admission,proto3" json:"admission,omitempty"`                         // absent: every key gets a row with its first push
+	ExpireTicks uint32                 `protobuf:"varint,9,opt,name=expire_ticks,json=expireTicks,proto3" json:"expire_ticks,omitempty"` // seconds of logged time without a push after which a row goes; 0: never
+	Capacity    *Capacity              `protobuf:"bytes,10,opt,name=capacity,proto3" json:"capacity,omitempty"`                          // absent: no bound
+	// Of memory that one copy of the table may take, over all shards, 2^20 … 2^50; its other rows are on disk. 0: all rows
+	// are in memory.
+	MemoryBytes   uint64 `protobuf:"varint,20,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -660,6 +663,13 @@ func (x *TableSchema) GetCapacity() *Capacity {
 		return x.Capacity
 	}
 	return nil
+}
+
+func (x *TableSchema) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
 }
 
 // Admission says which keys of a table get a row.
@@ -2029,13 +2039,19 @@ type TableStats struct {
 	MemoryBytes uint64                 `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	// Of a table with admission, expiry or a capacity, since the replica started or
 	// restored a snapshot; candidates is of now.
-	Admitted      uint64 `protobuf:"varint,4,opt,name=admitted,proto3" json:"admitted,omitempty"`     // rows made
-	Rejected      uint64 `protobuf:"varint,5,opt,name=rejected,proto3" json:"rejected,omitempty"`     // pushes that were counted and dropped
-	Evicted       uint64 `protobuf:"varint,6,opt,name=evicted,proto3" json:"evicted,omitempty"`       // rows that made room
-	Expired       uint64 `protobuf:"varint,7,opt,name=expired,proto3" json:"expired,omitempty"`       // rows that a sweep removed
-	Candidates    uint64 `protobuf:"varint,8,opt,name=candidates,proto3" json:"candidates,omitempty"` // keys that wait for a row
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Admitted   uint64 `protobuf:"varint,4,opt,name=admitted,proto3" json:"admitted,omitempty"`     // rows made
+	Rejected   uint64 `protobuf:"varint,5,opt,name=rejected,proto3" json:"rejected,omitempty"`     // pushes that were counted and dropped
+	Evicted    uint64 `protobuf:"varint,6,opt,name=evicted,proto3" json:"evicted,omitempty"`       // rows that made room
+	Expired    uint64 `protobuf:"varint,7,opt,name=expired,proto3" json:"expired,omitempty"`       // rows that a sweep removed
+	Candidates uint64 `protobuf:"varint,8,opt,name=candidates,proto3" json:"candidates,omitempty"` // keys that wait for a row
+	// Of a table with a memory limit, since the replica started or restored a snapshot.
+	ColdRows        uint64 `protobuf:"varint,18,opt,name=cold_rows,json=coldRows,proto3" json:"cold_rows,omitempty"`                  // rows on disk now
+	ColdFileBytes   uint64 `protobuf:"varint,19,opt,name=cold_file_bytes,json=coldFileBytes,proto3" json:"cold_file_bytes,omitempty"` // size of their file now
+	ColdRowsRead    uint64 `protobuf:"varint,20,opt,name=cold_rows_read,json=coldRowsRead,proto3" json:"cold_rows_read,omitempty"`
+	ColdRowsWritten uint64 `protobuf:"varint,21,opt,name=cold_rows_written,json=coldRowsWritten,proto3" json:"cold_rows_written,omitempty"`
+	ColdError       string `protobuf:"bytes,22,opt,name=cold_error,json=coldError,proto3" json:"cold_error,omitempty"` // why cold rows cannot be written or read; empty: they can
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *TableStats) Reset() {
@@ -2122,6 +2138,41 @@ func (x *TableStats) GetCandidates() uint64 {
 		return x.Candidates
 	}
 	return 0
+}
+
+func (x *TableStats) GetColdRows() uint64 {
+	if x != nil {
+		return x.ColdRows
+	}
+	return 0
+}
+
+func (x *TableStats) GetColdFileBytes() uint64 {
+	if x != nil {
+		return x.ColdFileBytes
+	}
+	return 0
+}
+
+func (x *TableStats) GetColdRowsRead() uint64 {
+	if x != nil {
+		return x.ColdRowsRead
+	}
+	return 0
+}
+
+func (x *TableStats) GetColdRowsWritten() uint64 {
+	if x != nil {
+		return x.ColdRowsWritten
+	}
+	return 0
+}
+
+func (x *TableStats) GetColdError() string {
+	if x != nil {
+		return x.ColdError
+	}
+	return ""
 }
 
 type HeartbeatRequest struct {
@@ -4084,7 +4135,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	" \x03(\v2\x10.rowraft.v1.NodeR\bfounders\x12\x1e\n" +
 	"\n" +
 	"schedulers\x18\v \x03(\tR\n" +
-	"schedulers\"\xeb\x02\n" +
+	"schedulers\"\x8e\x03\n" +
 	"\vTableSchema\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -4096,7 +4147,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tadmission\x18\b \x01(\v2\x15.rowraft.v1.AdmissionR\tadmission\x12!\n" +
 	"\fexpire_ticks\x18\t \x01(\rR\vexpireTicks\x120\n" +
 	"\bcapacity\x18\n" +
-	" \x01(\v2\x14.rowraft.v1.CapacityR\bcapacity\"W\n" +
+	" \x01(\v2\x14.rowraft.v1.CapacityR\bcapacity\x12!\n" +
+	"\fmemory_bytes\x18\x14 \x01(\x04R\vmemoryBytes\"W\n" +
 	"\tAdmission\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12 \n" +
@@ -4218,7 +4270,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"matchIndex\x12\x1f\n" +
 	"\vlag_entries\x18\x05 \x01(\x04R\n" +
 	"lagEntries\x12\x1b\n" +
-	"\tcaught_up\x18\x06 \x01(\bR\bcaughtUp\"\xe5\x01\n" +
+	"\tcaught_up\x18\x06 \x01(\bR\bcaughtUp\"\x9b\x03\n" +
 	"\n" +
 	"TableStats\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\x04R\x05table\x12\x12\n" +
@@ -4230,7 +4282,13 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\b \x01(\x04R\n" +
-	"candidates\"\x96\x04\n" +
+	"candidates\x12\x1b\n" +
+	"\tcold_rows\x18\x12 \x01(\x04R\bcoldRows\x12&\n" +
+	"\x0fcold_file_bytes\x18\x13 \x01(\x04R\rcoldFileBytes\x12$\n" +
+	"\x0ecold_rows_read\x18\x14 \x01(\x04R\fcoldRowsRead\x12*\n" +
+	"\x11cold_rows_written\x18\x15 \x01(\x04R\x0fcoldRowsWritten\x12\x1d\n" +
+	"\n" +
+	"cold_error\x18\x16 \x01(\tR\tcoldError\"\x96\x04\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -40,8 +42,8 @@ type tableFlags struct {
 	seed      uint64
 	ifMissing bool
 
-	storage, admit, expire, evict string
-	capacity                      uint64
+	storage, admit, expire, evict, store, memory string
+	capacity                                     uint64
 }
 
 func newTableCreateCmd(g *remote.Flags) *cobra.Command {
@@ -55,7 +57,8 @@ func newTableCreateCmd(g *remote.Flags) *cobra.Command {
   rowraft table create weights --kind dense --dim 64 --optimizer adam --lr 0.001 --init zeros --if-not-exists
   rowraft table create clicks --dim 1 --optimizer ftrl --lr 0.1 --l1 1 --l2 1 --init zeros
   rowraft table create items --dim 64 --optimizer rowwise-adagrad --weight-decay 1e-5 --bound 10
-  rowraft table create ads --dim 32 --storage bfloat16 --admit count:3 --expire 168h --capacity 100000000 --evict lru`,
+  rowraft table create ads --dim 32 --storage bfloat16 --admit count:3 --expire 168h --capacity 100000000 --evict lru
+  rowraft table create history --dim 32 --store tiered --memory 8GiB`,
 		Args: cli.OneArg("the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			schema, err := f.schema(args[0], cmd.Flags().Changed)
@@ -92,6 +95,10 @@ func (f *tableFlags) register(fl *pflag.FlagSet) {
 		"most rows of the whole table, shared equally by its slots, 4096 by default; 0 for no bound")
 	fl.StringVar(&f.evict, "evict", "",
 		"which row makes room in a full slot: lru (longest without a push) or lfu (fewest pushes)")
+	fl.StringVar(&f.store, "store", "memory",
+		"memory (all rows) or tiered (rows that were not used lately are on the servers' disks)")
+	fl.StringVar(&f.memory, "memory", "",
+		"tiered: how much memory one copy of the table may take over all shards, such as 8GiB")
 }
 
 // initOnly lists the flags that belong to one initializer only.
@@ -147,6 +154,9 @@ func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
 		return cli.Usagef("--storage %q: want float32 or bfloat16%s", f.storage,
 			cli.DidYouMean("", f.storage, []string{"float32", "bfloat16"}))
 	}
+	if s.Memory, err = f.memoryLimit(); err != nil {
+		return err
+	}
 	if s.Admission, err = rowraft.ParseAdmission(f.admit); err != nil {
 		return cli.Usagef("--admit: %w", err)
 	}
@@ -164,6 +174,26 @@ func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
 		return cli.Usagef("--evict %s needs --capacity: when is the table full?", f.evict)
 	}
 	return nil
+}
+
+// memoryLimit returns the limit of a tiered table; 0: all rows are in memory.
+func (f *tableFlags) memoryLimit() (uint64, error) {
+	switch {
+	case f.store != "" && f.store != "memory" && f.store != "tiered":
+		return 0, cli.Usagef("--store %q: want memory or tiered%s", f.store,
+			cli.DidYouMean("", f.store, []string{"memory", "tiered"}))
+	case f.store != "tiered" && f.memory != "":
+		return 0, cli.Usagef("--memory needs --store tiered: otherwise all rows are in memory")
+	case f.store != "tiered":
+		return 0, nil
+	case f.memory == "":
+		return 0, cli.Usagef("--store tiered needs --memory: how much memory may the table take? For example 8GiB")
+	}
+	n, err := humanize.ParseBytes(f.memory)
+	if err != nil || n == 0 {
+		return 0, cli.Usagef("--memory %q: want a size such as 8GiB", f.memory)
+	}
+	return n, nil
 }
 
 func createTable(g *remote.Flags, cmd *cobra.Command, schema rowraft.Schema, ifMissing bool) error {
@@ -208,6 +238,7 @@ type tableJSON struct {
 	Admission   string          `json:"admission"`
 	ExpireS     uint32          `json:"expire_seconds"` // 0: never
 	Capacity    *capacityJSON   `json:"capacity,omitempty"`
+	MemoryLimit uint64          `json:"memory_limit_bytes,omitempty"` // of a tiered table, over all shards
 	Rows        uint64          `json:"rows"`
 	MemoryBytes uint64          `json:"memory_bytes"`
 }
@@ -235,7 +266,7 @@ func newTableJSON(p *rowraftv1.TableSchema) tableJSON {
 		ID: strconv.FormatUint(uint64(s.ID), 10), Name: s.Name, Kind: s.Kind.String(), Dim: p.GetDim(),
 		Initializer: newInitializerJSON(i),
 		Optimizer:   newOptimizerJSON(o),
-		Storage:     s.StorageType().String(), Admission: s.Admission.String(), ExpireS: s.Expire,
+		Storage:     s.StorageType().String(), Admission: s.Admission.String(), ExpireS: s.Expire, MemoryLimit: s.Memory,
 	}
 	if c := s.Capacity; c.Rows > 0 {
 		t.Capacity = &capacityJSON{c.Rows, c.Evict.String()}
@@ -370,6 +401,9 @@ func newTableDescribeCmd(g *remote.Flags) *cobra.Command {
 			if schema := rpc.SchemaFromProto(p); schema.Tracked() {
 				v.Stream = newStreamJSON(reply, p.GetId())
 			}
+			if t.MemoryLimit > 0 {
+				v.Cold = newColdJSON(reply, p.GetId())
+			}
 			for _, s := range shards {
 				v.Shards = append(v.Shards, tableShardJSON{s.Shard, s.Leader, s.Rows, s.MemoryBytes})
 			}
@@ -383,7 +417,37 @@ type Detail struct {
 	Table    tableJSON        `json:"table"`
 	RowBytes float64          `json:"bytes_per_row"`
 	Stream   *Stream          `json:"stream,omitempty"` // for a table with admission, expiry or a capacity
+	Cold     *Cold            `json:"cold,omitempty"`   // for a tiered table
 	Shards   []tableShardJSON `json:"shards"`
+}
+
+// Cold is the rows of a tiered table that the leaders have on disk, and what they read and wrote since they started or
+// restored a snapshot. Errors has a line for each replica whose disk cannot be written or read.
+type Cold struct {
+	Rows        uint64   `json:"rows"`
+	FileBytes   uint64   `json:"file_bytes"`
+	RowsRead    uint64   `json:"rows_read"`
+	RowsWritten uint64   `json:"rows_written"`
+	Errors      []string `json:"errors,omitempty"`
+}
+
+func newColdJSON(r *rowraftv1.StatusReply, table uint64) *Cold {
+	v := &Cold{}
+	for shard, l := range rpc.Leaders(r) {
+		for _, t := range l.Replica.GetTables() {
+			if t.GetTable() == table {
+				v.Rows += t.GetColdRows()
+				v.FileBytes += t.GetColdFileBytes()
+				v.RowsRead += t.GetColdRowsRead()
+				v.RowsWritten += t.GetColdRowsWritten()
+				if e := t.GetColdError(); e != "" {
+					v.Errors = append(v.Errors, fmt.Sprintf("shard %d: %s", shard, e))
+				}
+			}
+		}
+	}
+	slices.Sort(v.Errors)
+	return v
 }
 
 // Stream counts the admitted, expired and evicted keys since the leaders started or restored a snapshot, and the
@@ -445,6 +509,17 @@ func (v Detail) print(w io.Writer, wide bool) error {
 				"%s rows admitted, %s pushes rejected, %s rows evicted, %s expired, %s keys wait; since the leaders started",
 				cli.Count(s.Admitted), cli.Count(s.Rejected), cli.Count(s.Evicted), cli.Count(s.Expired),
 				cli.Count(s.Candidates))); err != nil {
+			return err
+		}
+	}
+	if c := v.Cold; c != nil {
+		facts := []string{"STORE", fmt.Sprintf("tiered, %s of memory over all shards", cli.Size(t.MemoryLimit)),
+			"ON DISK", fmt.Sprintf("%s rows, files of %s; %s rows read, %s written since the leaders started",
+				cli.Count(c.Rows), cli.Size(c.FileBytes), cli.Count(c.RowsRead), cli.Count(c.RowsWritten))}
+		for _, e := range c.Errors {
+			facts = append(facts, "ERROR", e)
+		}
+		if err := cli.Facts(w, facts...); err != nil {
 			return err
 		}
 	}
