@@ -14,8 +14,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// hedgeAfter is how long a bounded read waits for a server before it asks another one too. A server that was stopped, or
-// that lost its network, keeps its connections and sends nothing.
+// hedgeAfter is how long a bounded read waits for a server before it asks another one too. A server that was stopped,
+// or that lost its network, keeps its connections and sends nothing.
 const hedgeAfter = 100 * time.Millisecond
 
 // pullAny asks servers for rows of a shard until one replies. It ends early with an error that every replica

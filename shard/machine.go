@@ -164,7 +164,8 @@ func New(c Config) (*Machine, error) {
 	}
 	m := &Machine{Reads: Reads{shard: c.Shard, owned: newSlotSet(count, c.Slots)}}
 	m.Reads.at, m.mu.shard, m.mu.tables = &m.position, c.Shard, &tableSet{}
-	m.Reads.tend, m.maker = m.tend, tableMaker{owned: m.owned, tier: c.Tier}
+	m.tend = func(t *table, err error) error { return tend(m, t, err) }
+	m.maker = tableMaker{owned: m.owned, tier: c.Tier}
 	m.Sessions.mu, m.Sessions.at = &m.mu.RWMutex, &m.position
 	m.Jobs.mu, m.Jobs.shard = &m.mu.RWMutex, c.Shard
 	m.Rounds.mu = &m.mu.RWMutex

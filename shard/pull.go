@@ -26,7 +26,7 @@ type Reads struct {
 	// freed. A change of rows does not take it.
 	readers sync.RWMutex
 
-	// tend is Machine.tend.
+	// tend is the function tend for the Machine of these reads.
 	tend func(t *table, err error) error
 }
 

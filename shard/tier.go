@@ -7,7 +7,7 @@ import (
 
 // tend is called after a pull of t, a table with cold rows, which ended with err. It fences the replica if its cold
 // rows cannot be read. It moves rows between memory and disk if no entry is being applied.
-func (m *Machine) tend(t *table, err error) error {
+func tend(m *Machine, t *table, err error) error {
 	tier := t.rows.Tier()
 	if tier.Broken() != nil {
 		if fenced := checkTiers(m); fenced != nil {
