@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -150,6 +151,24 @@ batch in flight and adds one after every 100 batches, until batch 300 with one t
 with four. It needs rowraft-trainer in the directory of this binary or in PATH.`,
 		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
 			fl.IntVar(&cfg.batches, "batches", 6000, "batches of 512 examples of each job")
+		},
+	},
+	{
+		name: "hot", short: "Measure how hot keys load the servers", run: as(benchHot),
+		example: "  rowraft-bench hot --check --json",
+		long: `Read small batches of keys, uniform and by Zipf 0.8, 1.0 and 1.2, next to one writer of the same keys:
+from the leaders, and with a bound from any server. It prints the rows that the hottest server
+returned, relative to the rows that were read, with those that it returned to other servers, and how
+much more than the mean that is. The keys of a read are drawn independently, as those of many users are. Figures are
+the means of three tables, because chance decides which leader has the hottest keys of a table.`,
+		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
+			fl.IntVar(&cfg.servers, "servers", 6, "own servers to start, in place of --replicas; a shard has 3 replicas")
+			fl.DurationVar(&cfg.maxAge, "max-age", 5*time.Second, "bound of the reads")
+			fl.Lookup("batch").DefValue, cfg.batch = "64", 64
+			fl.Lookup("warmup").DefValue, cfg.warmup = "2", 2
+			fl.Lookup("seconds").DefValue, cfg.seconds = "4", 4
+			fl.Lookup("shards").DefValue, cfg.shards = "4", 4
+			checkFlag(fl, cfg)
 		},
 	},
 	{

@@ -52,7 +52,9 @@ type benchConfig struct {
 	strict    bool   // --check: a missed bar is an error
 	failover  failoverConfig
 	quality   qualityConfig
-	batches   int // bench scaling: batches of a job
+	batches   int           // bench scaling: batches of a job
+	servers   int           // bench hot
+	maxAge    time.Duration // bench hot: bound of the reads
 	// cacheBytes is the memory of a client's copies in bench cache.
 	cacheBytes int64
 	// serverProfile is the file for a CPU profile of the first own server; "": none.

@@ -87,7 +87,11 @@ func (s *Spread) Order(m *clustermap.Map, shard rowraft.ShardID, t Turn) (nodes 
 	if t.wide {
 		servers := m.Servers()
 		for i := range servers {
-			if node := servers[(int(t.n)+i)%len(servers)].ID; !s.shunned(shard, node) {
+			at := int(t.n) + i
+			if i > 0 && len(servers) > 1 { // the others share the turns of a server that failed
+				at = int(t.n) + 1 + (int(t.n)/len(servers)+i-1)%(len(servers)-1)
+			}
+			if node := servers[at%len(servers)].ID; !s.shunned(shard, node) {
 				nodes = append(nodes, node)
 				break
 			}

@@ -49,9 +49,16 @@ func TestReadsTakeTurnsOverAllServers(t *testing.T) {
 	}
 	s.Shun(0, "f")
 	s.Shun(0, "a")
-	for range 12 {
-		if got := s.Order(m, 0, s.Next(true)); got[0] == "f" || got[len(got)-1] != "a" {
+	clear(first)
+	for range 120 {
+		got := s.Order(m, 0, s.Next(true))
+		if first[got[0]]++; got[0] == "f" || got[len(got)-1] != "a" {
 			t.Errorf("%v: a server that failed is not the last", got)
+		}
+	}
+	for node, n := range first {
+		if n < 20 || n > 40 {
+			t.Errorf("with two of six servers away, %s is the first of %d reads of 120, want about 30", node, n)
 		}
 	}
 }
