@@ -39,12 +39,12 @@ func tierIn(tb testing.TB, fs vfs.FS) func(rowraft.TableID) coldfile.Disk {
 // tieredTables are tables whose rows do not fit in their memory.
 func tieredTables() []rowraft.Schema {
 	plain := testTable(1, "plain", 64, adagrad)
-	plain.Memory = rowraft.MinMemory
+	plain.Memory = 1 << 20
 	recent := testTable(2, "recent", 90, adam)
-	recent.Memory, recent.Expire = rowraft.MinMemory, 40
+	recent.Memory, recent.Expire = 1<<20, 40
 	recent.Capacity = rowraft.Capacity{Rows: rowraft.DefaultSlots, Evict: rowraft.EvictLRU}
 	rare := testTable(3, "rare", 301, sgd)
-	rare.Memory, rare.Storage = rowraft.MinMemory, rowraft.BFloat16
+	rare.Memory, rare.Storage = 1<<20, rowraft.BFloat16
 	rare.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
 	return []rowraft.Schema{plain, recent, rare}
 }

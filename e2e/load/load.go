@@ -182,6 +182,7 @@ func (l *Load) Dial(ctx context.Context, number int, opts client.Options) (*Coun
 		Name: TableName, Kind: rowraft.Sparse, Dim: l.Dims(),
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 		Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		Memory:      rowraft.MinMemory, // most rows are on disk
 	}, true)
 	if err != nil {
 		c.Close()

@@ -558,7 +558,7 @@ type TableSchema struct {
 	Admission   *Admission             `protobuf:"bytes,8,opt,name=admission,proto3" json:"admission,omitempty"`                         // absent: every key gets a row with its first push
 	ExpireTicks uint32                 `protobuf:"varint,9,opt,name=expire_ticks,json=expireTicks,proto3" json:"expire_ticks,omitempty"` // seconds of logged time without a push after which a row goes; 0: never
 	Capacity    *Capacity              `protobuf:"bytes,10,opt,name=capacity,proto3" json:"capacity,omitempty"`                          // absent: no bound
-	// Of memory that one copy of the table may take, over all shards, 2^20 … 2^50; its other rows are on disk. 0: all rows
+	// Of memory that one copy of the table may take, over all shards, 2^16 … 2^50; its other rows are on disk. 0: all rows
 	// are in memory.
 	MemoryBytes   uint64 `protobuf:"varint,20,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields

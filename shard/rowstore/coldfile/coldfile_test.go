@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -142,4 +143,88 @@ func TestDamagedRecord(t *testing.T) {
 	if err := read(3); !errors.Is(err, io.EOF) {
 		t.Errorf("error %v, want the end of the file", err)
 	}
+}
+
+// BenchmarkFile writes and reads random records of a file of a million, 1,024 at a time, as docs/caching.md compares it
+// with other engines.
+func BenchmarkFile(b *testing.B) {
+	const records, batch, size = 1_000_000, 1024, 152
+	disk, err := os.Create(filepath.Join(b.TempDir(), "rows"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	f := New(disk, size, 1<<30)
+	defer f.Close()
+	place, at := make([]int, records), map[int]int{} // of each record; the record at each place
+	record := make([]byte, size)
+	var keys []int
+	write := func() {
+		for len(keys) > 0 {
+			old := f.Sparse(nil)
+			if _, ok := f.Begin(); !ok {
+				b.Fatal("the file is full")
+			}
+			var moved []int
+			if err := f.Read(len(old), func(i int) int { return old[i] }, func(i int, r []byte) {
+				f.Add(r)
+				moved = append(moved, at[old[i]])
+			}); err != nil {
+				b.Fatal(err)
+			}
+			n := min(len(keys), f.Room())
+			for range n {
+				f.Add(record)
+			}
+			moved, keys = append(moved, keys[:n]...), keys[n:]
+			first, err := f.Write()
+			if err != nil {
+				b.Fatal(err)
+			}
+			for i, k := range moved {
+				if p := place[k]; p > 0 && at[p-1] == k {
+					delete(at, p-1)
+					if ext, emptied := f.Free(p - 1); emptied {
+						f.Reuse([]int{ext})
+					}
+				}
+				place[k], at[first+i] = first+i+1, k
+			}
+		}
+	}
+	for k := range records {
+		keys = append(keys, k)
+	}
+	write()
+	r := rand.New(rand.NewPCG(1, 2))
+	draw := func() {
+		keys = keys[:0]
+		for range batch {
+			keys = append(keys, r.IntN(records))
+		}
+		slices.Sort(keys)
+		keys = slices.Compact(keys)
+	}
+	rate := func(b *testing.B) { b.ReportMetric(float64(b.N)*batch/b.Elapsed().Seconds()/1e6, "Mrecords/s") }
+	b.Run("write", func(b *testing.B) {
+		for range b.N {
+			draw()
+			write()
+		}
+		rate(b)
+		b.ReportMetric(float64(f.Stats().FileBytes>>20), "MiB")
+	})
+	b.Run("read", func(b *testing.B) {
+		for range b.N {
+			draw()
+			places := make([]int, len(keys))
+			for i, k := range keys {
+				places[i] = place[k] - 1
+			}
+			slices.Sort(places)
+			if err := f.Read(len(places), func(i int) int { return places[i] }, func(int, []byte) {}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		rate(b)
+	})
 }
