@@ -54,7 +54,8 @@ Exit codes are those of rowraft; 3 says that a figure missed its bar (--check).`
 	for i := range measurements {
 		root.AddCommand(measurements[i].command(&format))
 	}
-	root.AddCommand(rowstore.NewCommand(&format), mnist.NewCommand(&format), redisload.NewCommand())
+	root.AddCommand(rowstore.NewCommand(&format), rowstore.NewTierCommand(&format), mnist.NewCommand(&format),
+		redisload.NewCommand())
 	cli.MakeGroup(root)
 	return root
 }

@@ -12,8 +12,8 @@
 //
 // Read may run concurrently with everything except Close; Stats too. All other methods have one caller at a time.
 //
-// Rejected, measured on this work (docs/caching.md): a B-tree or an LSM tree that finds a row by its key. The index of
-// the table has the place of each row already.
+// Rejected: a B-tree or an LSM tree that finds a row by its key. The index of the table has the place of each row
+// already, and the records have one size.
 package coldfile
 
 import (

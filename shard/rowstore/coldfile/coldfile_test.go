@@ -145,8 +145,7 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// BenchmarkFile writes and reads random records of a file of a million, 1,024 at a time, as docs/caching.md compares it
-// with other engines.
+// BenchmarkFile writes and reads random records of a file of a million, 1,024 at a time.
 func BenchmarkFile(b *testing.B) {
 	const records, batch, size = 1_000_000, 1024, 152
 	disk, err := os.Create(filepath.Join(b.TempDir(), "rows"))
