@@ -145,6 +145,8 @@ type TableConfig struct {
 	Admission string          `yaml:"admission"` // all, count:3 or probability:0.1; embeddings only
 	Expire    string          `yaml:"expire"`    // "168h", or seconds; embeddings only
 	Capacity  *CapacityConfig `yaml:"capacity"`  // embeddings only
+	// SumPushes: leaders may sum the pushes of several trainers for any optimizer.
+	SumPushes bool `yaml:"sum_pushes" json:",omitempty"`
 }
 
 // CapacityConfig limits the rows of a table.
@@ -306,6 +308,7 @@ func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 	if s.Expire, err = rowraft.ParseTicks(t.Expire); err != nil {
 		return err
 	}
+	s.SumPushes = t.SumPushes
 	if t.Capacity != nil {
 		s.Capacity.Rows = t.Capacity.Rows
 		s.Capacity.Evict, err = rowraft.ParseEvict(t.Capacity.Evict)

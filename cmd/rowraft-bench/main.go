@@ -194,6 +194,14 @@ change, and how many bounded reads were served meanwhile.`,
 		},
 	},
 	{
+		name: "sums", short: "Measure how much log the sums of hot writes save", run: as(benchSums), flags: checkFlag,
+		example: "  rowraft-bench sums --conns 16 --batch 2048 --check",
+		long: `Push the same batches from --conns writers to a table of optimizer sgd whose leader sums the gradients
+of waiting pushes, and to one with a bound on its weights, whose leader does not. It prints the bytes of
+log per push for keys that are uniform, or follow power laws with exponents 0.8, 1.0 and 1.2. Flags
+--optimizer, --keys and --shards have no effect.`,
+	},
+	{
 		name: "overload", short: "Measure servers that are offered ten times what they let in", run: as(benchOverload),
 		flags:   checkFlag,
 		example: "  rowraft-bench overload --check --seconds 60",

@@ -249,7 +249,7 @@ func TestGoldenOutput(t *testing.T) {
 		"table-forecast-json": {"table", "forecast", "user_emb", "--rows", "20e6", "-o", "json"},
 		"table-create-policies-json": {"table", "create", "ads", "--dim", "8", "--storage", "bfloat16", "--admit", "count:3",
 			"--expire", "168h",
-			"--capacity", "1000000", "--evict", "lfu", "-o", "json"},
+			"--capacity", "1000000", "--evict", "lfu", "--sum-pushes", "-o", "json"},
 		"table-create-tiered-json": {"table", "create", "old", "--dim", "8", "--store", "tiered", "--memory",
 			"8GiB", "-o", "json"},
 	} {

@@ -26,7 +26,8 @@ func SchemaToProto(s *rowraft.Schema) *rowraftv1.TableSchema {
 			Momentum: s.Optimizer.Momentum, WeightDecay: s.Optimizer.WeightDecay, Bound: s.Optimizer.Bound,
 			L1: s.Optimizer.L1, L2: s.Optimizer.L2, Beta: s.Optimizer.Beta,
 		},
-		Storage: uint32(s.Normal().Storage), ExpireTicks: s.Expire, MemoryBytes: s.Memory,
+		Storage: uint32(s.Normal().Storage), ExpireTicks: s.Expire, SumPushes: s.SumPushes,
+		MemoryBytes: s.Memory,
 	}
 	if a := s.Admission; a != (rowraft.Admission{}) {
 		p.Admission = &rowraftv1.Admission{Kind: uint32(a.Kind), Count: a.Count, Probability: a.Probability}
@@ -58,9 +59,10 @@ func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
 		Storage: rowraft.DType(small(p.GetStorage())),
 		Admission: rowraft.Admission{Kind: rowraft.AdmissionKind(small(a.GetKind())), Count: a.GetCount(),
 			Probability: a.GetProbability()},
-		Expire:   p.GetExpireTicks(),
-		Capacity: rowraft.Capacity{Rows: c.GetRows(), Evict: rowraft.EvictKind(small(c.GetEvict()))},
-		Memory:   p.GetMemoryBytes(),
+		Expire:    p.GetExpireTicks(),
+		Capacity:  rowraft.Capacity{Rows: c.GetRows(), Evict: rowraft.EvictKind(small(c.GetEvict()))},
+		SumPushes: p.GetSumPushes(),
+		Memory:    p.GetMemoryBytes(),
 	}
 	return s.Normal()
 }

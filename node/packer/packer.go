@@ -24,6 +24,7 @@ const (
 	maxQueuedBytes  = 32 << 20 // pushes that wait for an entry
 	maxQueuedParts  = 4096
 	maxEntriesAhead = 8 // entries proposed and not yet applied
+	maxSumsAhead    = 1 // the same while sums of waiting pushes would make the log smaller
 )
 
 // Proposer is the part of a Raft group that a Packer needs.
@@ -50,7 +51,10 @@ type Packer struct {
 	queue chan *queuedPart
 	ahead chan proposed
 	stop  chan struct{}
-	wg    sync.WaitGroup
+	// unfinished counts the proposed entries without a result; deliver sends to finished when it changes.
+	unfinished atomic.Int32
+	finished   chan struct{}
+	wg         sync.WaitGroup
 
 	mu sync.Mutex
 	// queued counts the bytes of the parts that are not proposed: those in queue and the one that pack holds.
@@ -119,6 +123,8 @@ func newIdle(group Proposer, header func() wire.EntryHeader) *Packer {
 		queue:  make(chan *queuedPart, maxQueuedParts),
 		ahead:  make(chan proposed, maxEntriesAhead),
 		stop:   make(chan struct{}),
+
+		finished: make(chan struct{}, 1),
 	}
 }
 
@@ -178,6 +184,7 @@ func (k *Packer) pack() {
 				return
 			}
 		}
+		k.awaitSums()
 		var parts []*queuedPart
 		if parts, over = k.gather(first); len(parts) == 0 {
 			continue
@@ -193,6 +200,18 @@ func (k *Packer) pack() {
 			size += i.part.Size()
 		}
 		k.propose(items, size)
+	}
+}
+
+// awaitSums waits for the entries before, while other pushes gather in the queue, if their sums would make the log
+// smaller. So the window in which pushes are summed is the time that the log takes for an entry.
+func (k *Packer) awaitSums() {
+	for k.sums.recent.worth && k.unfinished.Load() >= maxSumsAhead {
+		select {
+		case <-k.finished:
+		case <-k.stop:
+			return
+		}
 	}
 }
 
@@ -238,6 +257,7 @@ func (k *Packer) propose(items []item, size int) {
 	}
 	// This waits while maxEntriesAhead entries have no result. Meanwhile parts gather in the
 	// queue, so that the next entry is larger.
+	k.unfinished.Add(1)
 	k.ahead <- p
 }
 
@@ -305,6 +325,11 @@ func (k *Packer) deliver() {
 				alone = alone[1:]
 			}
 			k.finish(k.entry(items, size))
+		}
+		k.unfinished.Add(-1)
+		select {
+		case k.finished <- struct{}{}:
+		default:
 		}
 	}
 }

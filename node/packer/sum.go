@@ -18,10 +18,12 @@ const (
 	// A sum must save this share of the bytes of its pushes. Below it the log gains less than the search for equal keys
 	// costs.
 	minSavedShare = 0.125
-	// A sample must show this share: it is a rough one, and a search that finds too little is lost.
-	minSampledShare = 0.2
+	// A sample must show this share: a search that finds too little is lost.
+	minSampledShare = 0.15
 	// sampledKeys is about how many keys decide whether a search for all equal keys is worth it.
-	sampledKeys = 256
+	sampledKeys = 1024
+
+	hashFactor = 0x9E3779B97F4A7C15 // 2^64 / the golden ratio: the upper bits of a product depend on all bits of a key
 )
 
 // SumTables reports whether a table sums pushes, and whether its rows then need counts (docs/formats/entry.md).
@@ -30,6 +32,7 @@ type SumTables func(rowraft.TableID) (sums, counts bool)
 // summer replaces pushes by their sums. The goroutine pack owns it. Its scratch grows to the rows of one group.
 type summer struct {
 	tables SumTables // nil: no table sums
+	recent overlap
 
 	sample []uint64
 	lanes  []lane
@@ -64,6 +67,7 @@ func (s *summer) segments(w *queuedPart) (list []segment) {
 		list = append(list, segment{seg, body, counts})
 		payload = rest
 	}
+	s.recent.note(&w.part, list)
 	return list
 }
 
@@ -185,7 +189,7 @@ func (s *summer) estimate(parts []*queuedPart) (size int) {
 		s.sample = s.sample[:0]
 		for i := range lanes {
 			for at := range lanes[i].N {
-				if key := uint64(lanes[i].body.Key(at)); key*0x9E3779B97F4A7C15>>shift == 0 {
+				if key := uint64(lanes[i].body.Key(at)); key*hashFactor>>shift == 0 {
 					s.sample = append(s.sample, key)
 				}
 			}

@@ -27,7 +27,8 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 	st := &rowraftv1.ReplicaStatus{
 		Shard: uint32(r.shard), ReplicaId: string(g.Replica), Role: string(g.Role), Term: uint64(g.Term),
 		CommitIndex: uint64(g.CommitIndex), AppliedIndex: uint64(g.AppliedIndex), LastIndex: uint64(g.LastIndex),
-		LeaderNode: string(g.Leader), LogBytes: uint64(max(g.LogBytes, 0)), HeartbeatNs: uint64(g.Heartbeat),
+		SummedPushes: r.packer.Sums().Pushes.Load(),
+		LeaderNode:   string(g.Leader), LogBytes: uint64(max(g.LogBytes, 0)), HeartbeatNs: uint64(g.Heartbeat),
 	}
 	if g.Err != nil {
 		st.Error = g.Err.Error()

@@ -41,6 +41,9 @@ func describe(s rowraft.Schema) string {
 	if t := s.StorageType(); t != rowraft.Float32 {
 		text += ", storage " + t.String()
 	}
+	if s.SumPushes {
+		text += ", sums pushes"
+	}
 	if s.Admission != (rowraft.Admission{}) {
 		text += ", admission " + s.Admission.String()
 	}

@@ -558,9 +558,10 @@ type TableSchema struct {
 	Admission   *Admission             `protobuf:"bytes,8,opt,name=admission,proto3" json:"admission,omitempty"`                         // absent: every key gets a row with its first push
 	ExpireTicks uint32                 `protobuf:"varint,9,opt,name=expire_ticks,json=expireTicks,proto3" json:"expire_ticks,omitempty"` // seconds of logged time without a push after which a row goes; 0: never
 	Capacity    *Capacity              `protobuf:"bytes,10,opt,name=capacity,proto3" json:"capacity,omitempty"`                          // absent: no bound
+	SumPushes   bool                   `protobuf:"varint,11,opt,name=sum_pushes,json=sumPushes,proto3" json:"sum_pushes,omitempty"`      // pushes may be summed before the log, whatever the optimizer
 	// Of memory that one copy of the table may take, over all shards, 2^16 … 2^50; its other rows are on disk. 0: all rows
 	// are in memory.
-	MemoryBytes   uint64 `protobuf:"varint,20,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	MemoryBytes   uint64 `protobuf:"varint,12,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -663,6 +664,13 @@ func (x *TableSchema) GetCapacity() *Capacity {
 		return x.Capacity
 	}
 	return nil
+}
+
+func (x *TableSchema) GetSumPushes() bool {
+	if x != nil {
+		return x.SumPushes
+	}
+	return false
 }
 
 func (x *TableSchema) GetMemoryBytes() uint64 {
@@ -1752,6 +1760,7 @@ type ReplicaStatus struct {
 	SessionsInUse      uint32 `protobuf:"varint,17,opt,name=sessions_in_use,json=sessionsInUse,proto3" json:"sessions_in_use,omitempty"`                  // of these, that would not make room for another one now
 	OwnerSessionsInUse uint32 `protobuf:"varint,18,opt,name=owner_sessions_in_use,json=ownerSessionsInUse,proto3" json:"owner_sessions_in_use,omitempty"` // of these, the most of one owner
 	StagedRestore      []byte `protobuf:"bytes,20,opt,name=staged_restore,json=stagedRestore,proto3" json:"staged_restore,omitempty"`                     // id of the restore that has a stage here, empty if none
+	SummedPushes       uint64 `protobuf:"varint,40,opt,name=summed_pushes,json=summedPushes,proto3" json:"summed_pushes,omitempty"`                       // pushes that this replica has logged in sums since it started
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1945,6 +1954,13 @@ func (x *ReplicaStatus) GetStagedRestore() []byte {
 		return x.StagedRestore
 	}
 	return nil
+}
+
+func (x *ReplicaStatus) GetSummedPushes() uint64 {
+	if x != nil {
+		return x.SummedPushes
+	}
+	return 0
 }
 
 // MemberStatus is a member of a shard's Raft group as its leader sees it.
@@ -4135,7 +4151,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	" \x03(\v2\x10.rowraft.v1.NodeR\bfounders\x12\x1e\n" +
 	"\n" +
 	"schedulers\x18\v \x03(\tR\n" +
-	"schedulers\"\x8e\x03\n" +
+	"schedulers\"\xad\x03\n" +
 	"\vTableSchema\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -4147,8 +4163,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tadmission\x18\b \x01(\v2\x15.rowraft.v1.AdmissionR\tadmission\x12!\n" +
 	"\fexpire_ticks\x18\t \x01(\rR\vexpireTicks\x120\n" +
 	"\bcapacity\x18\n" +
-	" \x01(\v2\x14.rowraft.v1.CapacityR\bcapacity\x12!\n" +
-	"\fmemory_bytes\x18\x14 \x01(\x04R\vmemoryBytes\"W\n" +
+	" \x01(\v2\x14.rowraft.v1.CapacityR\bcapacity\x12\x1d\n" +
+	"\n" +
+	"sum_pushes\x18\v \x01(\bR\tsumPushes\x12!\n" +
+	"\fmemory_bytes\x18\f \x01(\x04R\vmemoryBytes\"W\n" +
 	"\tAdmission\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12 \n" +
@@ -4232,7 +4250,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\x86\x06\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xab\x06\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +
@@ -4260,7 +4278,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\bsessions\x18\x10 \x01(\rR\bsessions\x12&\n" +
 	"\x0fsessions_in_use\x18\x11 \x01(\rR\rsessionsInUse\x121\n" +
 	"\x15owner_sessions_in_use\x18\x12 \x01(\rR\x12ownerSessionsInUse\x12%\n" +
-	"\x0estaged_restore\x18\x14 \x01(\fR\rstagedRestore\"\xb6\x01\n" +
+	"\x0estaged_restore\x18\x14 \x01(\fR\rstagedRestore\x12#\n" +
+	"\rsummed_pushes\x18( \x01(\x04R\fsummedPushes\"\xb6\x01\n" +
 	"\fMemberStatus\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +

@@ -44,6 +44,7 @@ type tableFlags struct {
 
 	storage, admit, expire, evict, store, memory string
 	capacity                                     uint64
+	sumPushes                                    bool
 }
 
 func newTableCreateCmd(g *remote.Flags) *cobra.Command {
@@ -99,6 +100,8 @@ func (f *tableFlags) register(fl *pflag.FlagSet) {
 		"memory (all rows) or tiered (rows that were not used lately are on the servers' disks)")
 	fl.StringVar(&f.memory, "memory", "",
 		"tiered: how much memory one copy of the table may take over all shards, such as 8GiB")
+	fl.BoolVar(&f.sumPushes, "sum-pushes", false,
+		"sum the gradients that waiting pushes have for a row, as one mini-batch; sgd and add without a bound do so anyway")
 }
 
 // initOnly lists the flags that belong to one initializer only.
@@ -163,7 +166,7 @@ func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
 	if s.Expire, err = rowraft.ParseTicks(f.expire); err != nil {
 		return cli.Usagef("--expire: %w", err)
 	}
-	s.Capacity.Rows = f.capacity
+	s.Capacity.Rows, s.SumPushes = f.capacity, f.sumPushes
 	if s.Capacity.Evict, err = rowraft.ParseEvict(f.evict); err != nil {
 		return cli.Usagef("--evict: %w", err)
 	}
@@ -239,6 +242,7 @@ type tableJSON struct {
 	ExpireS     uint32          `json:"expire_seconds"` // 0: never
 	Capacity    *capacityJSON   `json:"capacity,omitempty"`
 	MemoryLimit uint64          `json:"memory_limit_bytes,omitempty"` // of a tiered table, over all shards
+	SumPushes   bool            `json:"sum_pushes,omitempty"`
 	Rows        uint64          `json:"rows"`
 	MemoryBytes uint64          `json:"memory_bytes"`
 }
@@ -267,6 +271,7 @@ func newTableJSON(p *rowraftv1.TableSchema) tableJSON {
 		Initializer: newInitializerJSON(i),
 		Optimizer:   newOptimizerJSON(o),
 		Storage:     s.StorageType().String(), Admission: s.Admission.String(), ExpireS: s.Expire, MemoryLimit: s.Memory,
+		SumPushes: s.SumPushes,
 	}
 	if c := s.Capacity; c.Rows > 0 {
 		t.Capacity = &capacityJSON{c.Rows, c.Evict.String()}
