@@ -86,14 +86,15 @@ type Report struct {
 	Digests   int // digests compared
 	Rows      uint64
 	Sessions  int
+	Summed    int // pushes that were applied as part of a sum
 	Problems  []string
 }
 
 // verdict returns the report in the form of a checker's verdict.
 func (r *Report) verdict() verdict.Verdict {
 	v := verdict.Verdict{Checker: "replay", Wrong: r.Problems, Looked: fmt.Sprintf(
-		"%d entries of %d replicas' logs through two machines: %d snapshots, %d digests, %d rows, %d sessions",
-		r.Entries, r.Replicas, r.Snapshots, r.Digests, r.Rows, r.Sessions)}
+		"%d entries of %d replicas' logs through two machines: %d snapshots, %d digests, %d rows, %d sessions; "+
+			"%d pushes were summed", r.Entries, r.Replicas, r.Snapshots, r.Digests, r.Rows, r.Sessions, r.Summed)}
 	if r.Entries == 0 && len(r.Problems) == 0 {
 		v.Wrong = append(v.Wrong, "nothing was checked: no log has a committed entry")
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/reference"
 	"github.com/rowraft/rowraft/raftstore/offline"
 	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // machines are the two implementations, at one position of the log.
@@ -119,9 +120,11 @@ func (c *shardCheck) forward(m *machines, index rowraft.Index) (bool, error) {
 		if e.Kind != offline.KindCommand {
 			continue
 		}
-		if err := m.apply(e); err != nil {
+		summed, err := m.apply(e)
+		if err != nil {
 			return false, err
 		}
+		c.report.Summed += summed
 		sum, _ := m.ref.Digest()
 		for _, d := range c.digests[m.at] {
 			c.report.Digests++
@@ -134,30 +137,48 @@ func (c *shardCheck) forward(m *machines, index rowraft.Index) (bool, error) {
 	return true, nil
 }
 
-// apply applies one entry to both machines and compares their results.
-func (m *machines) apply(e offline.Entry) error {
+// apply applies one entry to both machines and compares their results. It returns how many pushes sums have applied.
+func (m *machines) apply(e offline.Entry) (summed int, err error) {
 	want, err := m.ref.Apply(e.Index, e.Data)
 	if err != nil {
-		return fmt.Errorf("entry %d: the reference cannot apply it: %w", e.Index, err)
+		return 0, fmt.Errorf("entry %d: the reference cannot apply it: %w", e.Index, err)
 	}
 	got, ok := m.own.Apply(e.Index, e.Data).(*shard.Applied)
 	if !ok || len(got.Parts) != len(want) {
-		return fmt.Errorf("entry %d: the machine does not answer as the reference, %v", e.Index, want)
+		return 0, fmt.Errorf("entry %d: the machine does not answer as the reference, %v", e.Index, want)
 	}
 	for i, p := range got.Parts {
 		if have := (reference.Answer{Code: rowraft.CodeOf(p.Err), Duplicate: p.Duplicate}); have != want[i] {
-			return fmt.Errorf("entry %d, part %d: the machine answers %v, the reference %v", e.Index, i, have, want[i])
+			return 0, fmt.Errorf("entry %d, part %d: the machine answers %v, the reference %v", e.Index, i, have, want[i])
 		}
 	}
 	d, err := m.own.Digest()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if sum, rows := m.ref.Digest(); d.Sum != sum || d.Rows != rows {
-		return fmt.Errorf("after entry %d the machine has %d rows and digest %x, the reference %d and %x",
+		return 0, fmt.Errorf("after entry %d the machine has %d rows and digest %x, the reference %d and %x",
 			e.Index, d.Rows, d.Sum, rows, sum)
 	}
-	return nil
+	return summedIn(e.Data, want), nil
+}
+
+// summedIn counts the pushes in the applied sums of an entry.
+func summedIn(entry []byte, answers []reference.Answer) (n int) {
+	h, body, err := wire.ParseEntryHeader(entry)
+	if err != nil || h.Kind != wire.EntryParts {
+		return 0
+	}
+	for _, a := range answers {
+		var p wire.Part
+		if body, err = wire.ParsePart(body, &p); err != nil {
+			return n
+		}
+		if p.Op == wire.OpSum && a == (reference.Answer{}) {
+			n += int(p.Seq)
+		}
+	}
+	return n
 }
 
 // sameAs compares a retained snapshot with the state from the log.

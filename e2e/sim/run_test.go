@@ -76,6 +76,9 @@ func runSeed(t *testing.T, cfg chaos.Config) {
 	for _, p := range res.Problems {
 		t.Errorf("WRONG: %s", p)
 	}
+	for _, v := range res.Verdicts {
+		t.Logf("%s: %s", v.Checker, v.Looked)
+	}
 	t.Logf("seed %d: %v virtual in %v (%.0f×), %d rounds, %d faults of %d kinds, %d pushes acknowledged, %d reads, "+
 		"%d rows from copies, %d terms, %d checked, %d violations",
 		cfg.Seed, res.Took.Round(time.Second), took.Round(time.Millisecond), res.Took.Seconds()/took.Seconds(),
