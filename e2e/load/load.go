@@ -23,6 +23,9 @@ const Guests = 4
 // TableName is the table of counters.
 const TableName = "counters"
 
+// togetherEvery is the time between two moments at which clients push together.
+const togetherEvery = 200 * time.Millisecond
+
 // Options of a load. All but Dial and PerSecond are required.
 type Options struct {
 	Endpoints []string
@@ -290,6 +293,8 @@ func (l *Load) work(w *worker, stopping <-chan struct{}) {
 			err = l.readBounded(w, l.pick(w.rng, len(l.keys)), true)
 		case 5:
 			err = w.changeOwned(l.stuck)
+		case 6:
+			err = l.pushTogether(w, stopping)
 		default:
 			_, err = w.Push(l.stuck, l.pick(w.rng, l.opts.Rows))
 		}
@@ -304,6 +309,23 @@ func (l *Load) work(w *worker, stopping <-chan struct{}) {
 			<-pace
 		}
 	}
+}
+
+// pushTogether pushes to all rows at a moment at which the other clients do so too, so that the leader sums the pushes.
+func (l *Load) pushTogether(w *worker, stopping <-chan struct{}) error {
+	moment := time.NewTimer(togetherEvery - time.Duration(l.opts.Recorder.Now())%togetherEvery)
+	defer moment.Stop()
+	select {
+	case <-moment.C:
+	case <-stopping:
+		return nil
+	}
+	all := make([]int, l.opts.Rows)
+	for r := range all {
+		all[r] = r
+	}
+	_, err := w.Push(l.stuck, all)
+	return err
 }
 
 // readBounded reads on any replica, or with copies of such reads. Faults may last longer than any age that a replica

@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,8 +53,8 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
-// runSeed does one run in a bubble of its own.
-func runSeed(t *testing.T, cfg chaos.Config) {
+// runSeed does one run in a bubble of its own. It reports whether the logs that are left hold sums of pushes.
+func runSeed(t *testing.T, cfg chaos.Config) (summed bool) {
 	t.Helper()
 	cfg.Tier, cfg.Rate, cfg.Dir = "A", 20, tempDir(t)
 	var res *chaos.Result
@@ -68,7 +70,7 @@ func runSeed(t *testing.T, cfg chaos.Config) {
 	})
 	took := time.Since(began)
 	if res == nil {
-		return
+		return false
 	}
 	if err := res.Judge(cfg); err != nil {
 		t.Error(err)
@@ -77,7 +79,10 @@ func runSeed(t *testing.T, cfg chaos.Config) {
 		t.Errorf("WRONG: %s", p)
 	}
 	for _, v := range res.Verdicts {
-		t.Logf("%s: %s", v.Checker, v.Looked)
+		if v.Checker == "replay" {
+			t.Log(v.Looked)
+			summed = !strings.HasSuffix(v.Looked, "; 0 pushes were summed")
+		}
 	}
 	t.Logf("seed %d: %v virtual in %v (%.0f×), %d rounds, %d faults of %d kinds, %d pushes acknowledged, %d reads, "+
 		"%d rows from copies, %d terms, %d checked, %d violations",
@@ -88,6 +93,7 @@ func runSeed(t *testing.T, cfg chaos.Config) {
 			"again: go test ./e2e/sim -run TestSeeds -sim.seeds 1 -sim.seed %d -sim.for %v -sim.faults %s -sim.servers %d "+
 				"-sim.v", cfg.Seed, cfg.For, cfg.Faults, cfg.Servers)
 	}
+	return summed
 }
 
 func TestSeeds(t *testing.T) {
@@ -98,6 +104,12 @@ func TestSeeds(t *testing.T) {
 			n = 1
 		}
 	}
+	var summed atomic.Int32
+	t.Cleanup(func() {
+		if !t.Failed() && *faultsFor >= defaultFor && summed.Load() == 0 {
+			t.Error("no log holds a sum of pushes")
+		}
+	})
 	for i := range n {
 		seed := *firstSeed + uint64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -106,7 +118,9 @@ func TestSeeds(t *testing.T) {
 			if cfg.Servers == 0 && seed%4 == 0 { // one of the seeds that make test runs
 				cfg.Servers = 5
 			}
-			runSeed(t, cfg)
+			if runSeed(t, cfg) {
+				summed.Add(1)
+			}
 		})
 	}
 }

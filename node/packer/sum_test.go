@@ -312,3 +312,30 @@ func BenchmarkItems(b *testing.B) {
 		}
 	}
 }
+
+// TestOverlapKnowsWhetherSumsPay: pushes of the same keys by several clients, but not of other keys, nor of one client.
+func TestOverlapKnowsWhetherSumsPay(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	value := func(uint64, int) float32 { return 1 }
+	for _, rows := range []int{4, 300, 5000} {
+		for _, tc := range []struct {
+			name    string
+			clients int
+			of      int // keys are drawn from so many
+			want    bool
+		}{
+			{"hot keys", 8, 2 * rows, true}, {"two clients", 2, rows, true}, {"uniform keys", 8, 200 * rows, false},
+			{"one client", 1, rows, false},
+		} {
+			s := newSummer()
+			for i := range 3 * overlapEvery {
+				w := waiting(byte(i%tc.clients), segmentOf{table: 1, dim: 4, dtype: rowraft.Float32, value: value,
+					keys: draw(rng, rows, tc.of)})
+				w.segments = s.segments(w)
+			}
+			if s.recent.worth != tc.want {
+				t.Errorf("%s, %d rows a push: worth %v, share %v", tc.name, rows, s.recent.worth, s.recent.share())
+			}
+		}
+	}
+}
