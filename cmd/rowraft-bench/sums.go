@@ -29,9 +29,6 @@ const (
 	sumsBarSkew = 1.2
 )
 
-// sumsSkews are the exponents of the power laws by which pushes draw their keys; 0: all keys are equally likely.
-var sumsSkews = []float64{0, 0.8, 1.0, 1.2}
-
 // sumsResult is the JSON of `bench sums`; the field names are a contract. Bytes are those of the log of one replica.
 type sumsResult struct {
 	Schema   string     `json:"schema"`
@@ -71,7 +68,7 @@ func benchSums(ctx context.Context, cfg benchConfig, progress io.Writer) (r *sum
 	defer func() { err = errors.Join(err, cleanup()) }()
 	cfg.endpoints = cluster.Endpoints()
 	r = &sumsResult{Schema: cli.JSONSchema, Op: cfg.op, InFlight: sumsInFlight, Bar: sumsBar}
-	for _, skew := range sumsSkews {
+	for _, skew := range skews {
 		of := sumsSkew{Skew: skew}
 		for _, arm := range []struct {
 			to    *sumsArm
@@ -83,7 +80,7 @@ func benchSums(ctx context.Context, cfg benchConfig, progress io.Writer) (r *sum
 			}
 		}
 		of.Ratio = of.Apart.LogBytes / of.Sums.LogBytes
-		fmt.Fprintf(progress, "%s: %s of log a push, %s with sums\n", sumsSkewName(skew),
+		fmt.Fprintf(progress, "%s: %s of log a push, %s with sums\n", skewName(skew),
 			humanize.IBytes(uint64(of.Apart.LogBytes)), humanize.IBytes(uint64(of.Sums.LogBytes)))
 		r.Skews = append(r.Skews, of)
 	}
@@ -231,18 +228,11 @@ func (b *sumsBench) logged(ctx context.Context) (l logged, err error) {
 	return l, nil
 }
 
-func sumsSkewName(s float64) string {
-	if s == 0 {
-		return "uniform"
-	}
-	return fmt.Sprintf("Zipf %.1f", s)
-}
-
 // judge sets the verdict.
 func (r *sumsResult) judge() {
 	for _, s := range r.Skews {
 		if s.Skew == sumsBarSkew && s.Ratio < r.Bar {
-			r.miss("%s: %.2f times fewer bytes of log a push: want %.1f", sumsSkewName(s.Skew), s.Ratio, r.Bar)
+			r.miss("%s: %.2f times fewer bytes of log a push: want %.1f", skewName(s.Skew), s.Ratio, r.Bar)
 		}
 	}
 	r.Passed = len(r.Failed) == 0
@@ -252,7 +242,7 @@ func (r *sumsResult) judge() {
 func (r *sumsResult) print(w io.Writer) error {
 	var pairs []string
 	for _, s := range r.Skews {
-		pairs = append(pairs, sumsSkewName(s.Skew), fmt.Sprintf(
+		pairs = append(pairs, skewName(s.Skew), fmt.Sprintf(
 			"%s of log a push, %s with sums: %.2f × less; %.0f %% of the pushes summed, %s, p50 %.1f ms (%s, %.1f ms "+
 				"without)",
 			humanize.IBytes(uint64(s.Apart.LogBytes)), humanize.IBytes(uint64(s.Sums.LogBytes)), s.Ratio, 100*s.Sums.Summed,
@@ -262,7 +252,7 @@ func (r *sumsResult) print(w io.Writer) error {
 	pairs = append(pairs, "writers",
 		fmt.Sprintf("%d, with %d pushes of %d rows in flight each", r.Conns, r.InFlight, r.Batch))
 	pairs = append(pairs, r.facts("")...)
-	verdict := fmt.Sprintf("passed: at least %.1f × at %s", r.Bar, sumsSkewName(sumsBarSkew))
+	verdict := fmt.Sprintf("passed: at least %.1f × at %s", r.Bar, skewName(sumsBarSkew))
 	if !r.Passed {
 		verdict = "missed: " + r.Failed[0]
 	}
