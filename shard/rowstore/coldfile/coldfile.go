@@ -14,6 +14,9 @@
 //
 // Rejected: a B-tree or an LSM tree that finds a row by its key. The index of the table has the place of each row
 // already, and the records have one size.
+// One measurement of 1 M records of 152 bytes, 1,024 random ones at a time, in the page cache of a busy machine of two
+// cores: this file writes 0.95 M and reads 1.05 M records per second (BenchmarkFile), bbolt without syncs 0.018 M and
+// 0.17 M. Pebble is not measured.
 package coldfile
 
 import (
