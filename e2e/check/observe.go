@@ -123,9 +123,10 @@ type Reply struct {
 	Return int64        `json:"return_ns"`
 	Index  uint64       `json:"index"`
 
-	// Of a bounded pull: what it claims.
-	Age int64  `json:"age_ns,omitempty"`
-	Lag uint64 `json:"lag,omitempty"`
+	// Of a bounded pull: the lag that it allows (0: any), and what it claims.
+	MaxLag uint64 `json:"max_lag,omitempty"`
+	Age    int64  `json:"age_ns,omitempty"`
+	Lag    uint64 `json:"lag,omitempty"`
 }
 
 // since is the moment such that the reply promises the indices of all replies before it, but
@@ -151,7 +152,7 @@ func Replies(ops []history.Op) []Reply {
 		}
 		for _, shard := range slices.Sorted(maps.Keys(op.Index)) {
 			out = append(out, Reply{Client: op.Client, Shard: shard, Kind: kind, Mode: op.Mode, Call: op.Call, Return: op.Return,
-				Index: op.Index[shard], Age: op.Age, Lag: op.Lag})
+				Index: op.Index[shard], MaxLag: op.MaxLag, Age: op.Age, Lag: op.Lag})
 		}
 	}
 	return out
@@ -162,9 +163,10 @@ func Replies(ops []history.Op) []Reply {
 // any client, waits for a read index no smaller. A leader read is called with the
 // index of its client's last acknowledged push as minimum, and owes no more: two
 // leader reads of one client may run backwards. A bounded read has what had been told
-// before its call less the age that it claims, or lacks as many entries as it claims. Ops of a violation are positions
-// in replies; indices of different table epochs are not comparable, so call it for
-// each epoch.
+// before its call less the age that it claims, or lacks as many entries as it claims. If it allows any lag, a server
+// may answer it from copies of rows: their index is the highest that the server knows them to have, and they may have
+// more. Then only the rows show what the read has (Vec). Ops of a violation are positions in replies; indices of
+// different table epochs are not comparable, so call it for each epoch.
 func Mono(replies []Reply) []Violation {
 	var f findings
 	bySince, byReturn := make([]int, len(replies)), make([]int, len(replies))
@@ -186,7 +188,7 @@ func Mono(replies []Reply) []Violation {
 				keep(acked, session{replies[j].Client, replies[j].Shard}, j, replies)
 			}
 		}
-		if r.Kind != history.Pull {
+		if r.Kind != history.Pull || r.Mode == ModeBounded && r.MaxLag == 0 {
 			continue
 		}
 		j, ok := acked[session{r.Client, r.Shard}]

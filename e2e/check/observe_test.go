@@ -73,7 +73,7 @@ func TestMono(t *testing.T) {
 	}
 	bounded := func(call, age int64, index, lag uint64) Reply {
 		r := pull(7, ModeBounded, call, index)
-		r.Age, r.Lag = age, lag
+		r.MaxLag, r.Age, r.Lag = 100, age, lag
 		return r
 	}
 	for _, tc := range []struct {
@@ -97,6 +97,9 @@ func TestMono(t *testing.T) {
 			pull(0, lin, 3, 8)}, nil},
 		{"a bounded read may lack what was told within its age", []Reply{push(0, 10, 9), bounded(20, 9, 8, 0)}, nil},
 		{"or as many entries as it claims", []Reply{push(0, 10, 9), bounded(20, 5, 8, 1)}, nil},
+		{"its rows may have more than its index if it allows any lag",
+			[]Reply{push(0, 10, 9), {Client: 7, Shard: 1, Kind: history.Pull, Mode: ModeBounded, Call: 20, Return: 21, Age: 5,
+				Index: 8}}, nil},
 		{"and nothing else", []Reply{push(0, 10, 9), pull(3, lead, 12, 8), bounded(20, 8, 8, 0)},
 			[]string{"index: shard 1: the bounded read of client 7, called at 20ns, shows index 8 and claims an age of 8ns " +
 				"and a lag of 0, after the reply to a push of client 0 with index 9 at 11ns"}},
