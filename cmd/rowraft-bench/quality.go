@@ -81,6 +81,7 @@ type qualityArm struct {
 	AUC  []float64 `json:"auc"`
 	// ExamplesPerSecond is the throughput of all trainers, from the first step to the last push.
 	ExamplesPerSecond float64 `json:"examples_per_second"`
+	Reused            float64 `json:"reused_rows"` // share of the rows that came from copies
 }
 
 // qualityDiff compares two kinds of jobs.
@@ -134,6 +135,7 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 			}
 			r.Arms[i].Name = arm.name
 			r.Arms[i].AUC = append(r.Arms[i].AUC, run.auc)
+			r.Arms[i].Reused += run.reused / float64(q.pairs)
 			examples[i] += float64(run.examples)
 			seconds[i] += run.seconds
 			fmt.Fprintf(progress, "seed %d, %s: AUC %.4f, %.0f examples/s\n", seed, arm.name, run.auc,
@@ -188,7 +190,11 @@ func meanAndError(values []float64) (mean, half float64) {
 func (r *qualityResult) print(w io.Writer) error {
 	pairs := []string{"data", fmt.Sprintf("%s, %s", r.Data, cli.Plural(r.Pairs, "seed"))}
 	for _, a := range r.Arms {
-		pairs = append(pairs, a.Name, fmt.Sprintf("AUC %.4f, %.0f examples/s", a.Mean, a.ExamplesPerSecond))
+		text := fmt.Sprintf("AUC %.4f, %.0f examples/s", a.Mean, a.ExamplesPerSecond)
+		if a.Reused > 0 {
+			text += fmt.Sprintf(", %.1f %% of the rows from copies", 100*a.Reused)
+		}
+		pairs = append(pairs, a.Name, text)
 	}
 	for _, d := range r.Diffs {
 		pairs = append(pairs, d.Name, fmt.Sprintf("%+.4f (95 %%: %+.4f to %+.4f)", d.Mean, d.Lower, d.Upper))

@@ -65,6 +65,7 @@ type trainingRun struct {
 
 	auc      float64
 	examples int64
+	reused   float64      // share of the rows that came from copies
 	seconds  float64      // from the first step to the last acknowledged push
 	acks     []ackedSoFar // ascending
 }
@@ -116,6 +117,11 @@ func (r *trainingRun) train(ctx context.Context) error {
 		return err
 	}
 	r.auc = float64(results[0].AUC)
+	var reused, all int64
+	for _, t := range results {
+		reused, all = reused+t.RowsReused, all+t.RowsReused+t.RowsPulled
+	}
+	r.reused = float64(reused) / float64(max(all, 1))
 	for _, suffix := range []string{tables.EmbeddingsSuffix, tables.DenseSuffix, tables.ProgressSuffix} {
 		t, err := r.client.Table(ctx, r.job+suffix)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
