@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/wire"
 )
 
 const (
@@ -20,7 +21,9 @@ const (
 type line struct {
 	key  rowraft.Key
 	asOf uint64 // 0: the line is free
-	read bool   // since the copy came
+
+	version uint32 // of the row; wire.NoVersion: not known
+	read    bool   // since the copy came
 }
 
 // Cache is a bounded set of copies of the rows of one table. Safe for concurrent use.
@@ -43,17 +46,19 @@ type lock struct {
 
 // Stats counts the keys that Get was asked for since the cache was made, and what Put evicted.
 type Stats struct {
-	Hits    uint64
-	Stale   uint64 // there was a copy, but it was too old
-	Misses  uint64 // there was no copy
-	Age     uint64 // sum over the hits of Table.Get of how old the copy was, in the caller's unit
-	Evicted uint64 // copies that made room for the copy of another key
+	Hits   uint64
+	Stale  uint64 // there was a copy, but it was too old
+	Misses uint64 // there was no copy
+
+	Unchanged uint64 // those of Stale that the server did not send, because they had not changed; see Table
+	Age       uint64 // sum over the hits of Table.Get of how old the copy was, in the caller's unit
+	Evicted   uint64 // copies that made room for the copy of another key
 }
 
 // add adds the counts of o.
 func (s *Stats) add(o Stats) {
 	s.Hits, s.Stale, s.Misses = s.Hits+o.Hits, s.Stale+o.Stale, s.Misses+o.Misses
-	s.Age, s.Evicted = s.Age+o.Age, s.Evicted+o.Evicted
+	s.Unchanged, s.Age, s.Evicted = s.Unchanged+o.Unchanged, s.Age+o.Age, s.Evicted+o.Evicted
 }
 
 // New returns an empty cache for rows of dim weights.
@@ -87,66 +92,110 @@ const (
 // Get fills dst, dim weights for each of keys, with the copies that are as of atLeast or newer. It returns the
 // indices of the other keys, whose part of dst it leaves as it is.
 func (c *Cache) Get(keys []rowraft.Key, atLeast uint64, dst []float32) (missed []int32) {
-	missed, _ = c.get(keys, 0, atLeast, dst)
-	return missed
+	return c.get(keys, 0, atLeast, dst, nil).Missed
 }
 
 // GetAged is Get, and returns how new the oldest of the copies is that it filled in; the highest number without any.
 func (c *Cache) GetAged(keys []rowraft.Key, atLeast uint64, dst []float32) (missed []int32, oldest uint64) {
-	return c.get(keys, 0, atLeast, dst)
+	found := c.get(keys, 0, atLeast, dst, nil)
+	return found.Missed, found.oldest
 }
 
-// get is GetAged at now, which counts the ages of the copies.
-func (c *Cache) get(keys []rowraft.Key, now, atLeast uint64, dst []float32) (missed []int32, oldest uint64) {
+// Found is what a cache has for some keys.
+type Found struct {
+	// Old and Missed are the indices of the keys without a copy that is new enough: Old of those with an older copy whose
+	// version is known, if the caller asks for versions; Missed of all others.
+	Old, Missed []int32
+
+	Epoch rowraft.TableEpoch // of the copies; see Table
+
+	oldest uint64 // how new the oldest copy is that is new enough
+}
+
+// get is Table.Get.
+func (c *Cache) get(keys []rowraft.Key, now, atLeast uint64, dst []float32, versions []uint32) (f Found) {
 	stale, age := 0, uint64(0)
-	oldest = math.MaxUint64
+	f.oldest = math.MaxUint64
 	for i, key := range keys {
 		first, lock := c.set(key)
 		lock.Lock()
 		at := c.find(first, key)
-		fresh := at >= 0 && c.lines[at].asOf >= atLeast
+		if at < 0 {
+			lock.Unlock()
+			f.Missed = append(f.Missed, int32(i))
+			continue
+		}
+		l := &c.lines[at]
+		fresh, known := l.asOf >= atLeast, versions != nil && l.version != wire.NoVersion
 		if fresh {
-			c.lines[at].read = true
-			asOf := c.lines[at].asOf
-			age += now - min(asOf, now)
-			oldest = min(oldest, asOf)
+			l.read = true
+			age += now - min(l.asOf, now)
+			f.oldest = min(f.oldest, l.asOf)
+		} else if known {
+			versions[i] = l.version
+		}
+		if fresh || known {
 			copy(dst[i*c.dim:(i+1)*c.dim], c.row(at))
 		}
 		lock.Unlock()
-		if fresh {
+		switch {
+		case fresh:
 			continue
+		case known:
+			f.Old = append(f.Old, int32(i))
+		default:
+			f.Missed = append(f.Missed, int32(i))
 		}
-		missed = append(missed, int32(i))
-		if at >= 0 {
-			stale++
-		}
+		stale++
 	}
-	c.hits.Add(uint64(len(keys) - len(missed)))
+	others := len(f.Old) + len(f.Missed)
+	c.hits.Add(uint64(len(keys) - others))
 	c.stale.Add(uint64(stale))
-	c.misses.Add(uint64(len(missed) - stale))
+	c.misses.Add(uint64(others - stale))
 	c.age.Add(age)
-	return missed, oldest
+	return f
 }
 
 // Put keeps copies of the rows of keys, dim weights each, as of asOf, 1 or more. A newer copy stays.
 func (c *Cache) Put(keys []rowraft.Key, asOf uint64, rows []float32) {
 	evicted := uint64(0)
 	for i, key := range keys {
-		first, lock := c.set(key)
-		lock.Lock()
-		at := c.find(first, key)
-		if at < 0 {
-			if at = c.victim(first); c.lines[at].asOf != 0 {
-				evicted++
-			}
-		}
-		if l := &c.lines[at]; l.key != key || l.asOf <= asOf {
-			*l = line{key: key, asOf: asOf}
-			copy(c.row(at), rows[i*c.dim:])
-		}
-		lock.Unlock()
+		evicted += c.put(key, asOf, rows[i*c.dim:(i+1)*c.dim], wire.NoVersion)
 	}
 	c.evicted.Add(evicted)
+}
+
+// putSome is Table.Put of the epoch of the copies.
+func (c *Cache) putSome(keys []rowraft.Key, which []int32, asOf uint64, rows []float32, versions []uint32) {
+	evicted := uint64(0)
+	for _, i := range which {
+		at := int(i) * c.dim
+		evicted += c.put(keys[i], asOf, rows[at:at+c.dim], versions[i])
+	}
+	c.evicted.Add(evicted)
+}
+
+// put keeps one copy. It returns the number of other copies that made room for it, 0 or 1.
+func (c *Cache) put(key rowraft.Key, asOf uint64, row []float32, version uint32) (evicted uint64) {
+	first, lock := c.set(key)
+	lock.Lock()
+	defer lock.Unlock()
+	at := c.find(first, key)
+	if at < 0 {
+		if at = c.victim(first); c.lines[at].asOf != 0 {
+			evicted = 1
+		}
+	}
+	l := &c.lines[at]
+	switch {
+	case l.key == key && l.asOf > asOf: // a newer copy
+	case l.key == key && l.asOf > 0 && l.version == version && version != wire.NoVersion:
+		l.asOf = asOf
+	default:
+		*l = line{key: key, asOf: asOf, version: version}
+		copy(c.row(at), row)
+	}
+	return evicted
 }
 
 // Clear drops all copies.

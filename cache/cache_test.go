@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
 )
 
 func newCache(t testing.TB, bytes int64, dim int) *Cache {
@@ -18,6 +19,14 @@ func newCache(t testing.TB, bytes int64, dim int) *Cache {
 	}
 	return c
 }
+
+var indices = func() []int32 {
+	list := make([]int32, 8192)
+	for i := range list {
+		list[i] = int32(i)
+	}
+	return list
+}()
 
 func TestGetReturnsNoOlderCopy(t *testing.T) {
 	c := newCache(t, MinBytes, 2)
@@ -54,6 +63,60 @@ func TestGetReturnsNoOlderCopy(t *testing.T) {
 	if got, want := c.Stats(), (Stats{Hits: 5, Stale: 1, Misses: 2}); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
+}
+
+// A copy that is too old comes with its version. One that has the version still is as new as the pull that found that,
+// and keeps its weights.
+func TestVersionsOfCopies(t *testing.T) {
+	c := newCache(t, MinBytes, 1)
+	keys, versions := []rowraft.Key{1, 2, 3, 4}, []uint32{7, wire.NoVersion, 9, 0}
+	c.putSome(keys, []int32{0, 1, 2}, 5, []float32{10, 20, 30, 40}, versions)
+	dst, known := []float32{-1, -1, -1, -1}, []uint32{1, 1, 1, 1}
+	found := c.get(keys, 0, 6, dst, known)
+	if !slices.Equal(found.Old, []int32{0, 2}) || !slices.Equal(found.Missed, []int32{1, 3}) ||
+		!slices.Equal(dst, []float32{10, -1, 30, -1}) || !slices.Equal(known, []uint32{7, 1, 9, 1}) {
+		t.Errorf("old %d, missed %d, rows %v, versions %d", found.Old, found.Missed, dst, known)
+	}
+	// Row 1 is unchanged, row 3 has another version. Row 2 came without a version, which says nothing.
+	c.putSome(keys, []int32{0, 1, 2}, 8, []float32{-10, -20, -30, 0}, []uint32{7, wire.NoVersion, 10, 0})
+	found = c.get(keys, 0, 8, dst, known)
+	if len(found.Old) != 0 || !slices.Equal(found.Missed, []int32{3}) || !slices.Equal(dst, []float32{10, -20, -30, -1}) {
+		t.Errorf("old %d, missed %d, rows %v", found.Old, found.Missed, dst)
+	}
+	// A slow pull of the same version is no newer.
+	c.putSome(keys, []int32{0}, 7, []float32{10}, []uint32{7})
+	if missed := c.Get(keys[:1], 8, dst); len(missed) != 0 {
+		t.Error("a pull from before made a copy older")
+	}
+}
+
+// Versions are asked for while they save bytes, and of some keys while they do not.
+func TestVersionsAreWorthTheirBytes(t *testing.T) {
+	var table Table
+	keys := make([]rowraft.Key, 8192)
+	for i := range keys {
+		keys[i] = rowraft.Key(i)
+	}
+	const some = 8192 / sampleOf
+	want := func(when string, least, most, rowBytes int) {
+		t.Helper()
+		with, without := table.Versioned(keys, indices, rowBytes)
+		if n := len(with); n < least || n > most || n+len(without) != len(keys) {
+			t.Errorf("%s: %d of %d keys with versions and %d without, want %d to %d", when, len(with), len(keys), len(without),
+				least, most)
+		}
+	}
+	want("at first", 8192, 8192, 64)
+	for range 10 {
+		table.Asked(4096, 4096/20)
+	}
+	want("5 % unchanged", some/2, 2*some, 64)
+	want("5 % unchanged, long rows", 8192, 8192, 512)
+	for range 10 {
+		table.Asked(4096, 2048)
+	}
+	want("half unchanged", 8192, 8192, 64)
+	want("half unchanged, short rows", some/2, 2*some, 8)
 }
 
 // A full cache keeps what is read again, also if much more passes through it.

@@ -13,45 +13,61 @@ type Table struct {
 	rows  *Cache             // nil before the first Get
 	epoch rowraft.TableEpoch // the copies have the rows of this epoch; 0: there are no copies
 	byAge bool               // the unit of the first Get
+
+	versions worth
 }
 
-// Get is [Cache.Get] at now; it also returns the epoch of the copies. The first call makes the cache: of so many bytes,
-// for rows of dim weights. byAge is the unit of now and atLeast.
+// Get is [Cache.Get] at now, and returns more of what it finds; versions is nil or has a place for each key. The first
+// call makes the cache: of so many bytes, for rows of dim weights. byAge is the unit of now and atLeast.
+//
+// Get sets the versions of Found.Old, and fills their part of dst with the older copies: if the server has the same
+// version, that is the row.
 //
 // Errors: those of New; CodeInvalidArgument for another unit than that of the first call.
-func (t *Table) Get(keys []rowraft.Key, now, atLeast uint64, dst []float32, dim int, bytes int64,
-	byAge bool) (missed []int32, epoch rowraft.TableEpoch, err error) {
-	rows, epoch, err := t.open(dim, bytes, byAge)
-	if err != nil {
-		return nil, 0, err
+func (t *Table) Get(keys []rowraft.Key, now, atLeast uint64, dst []float32, versions []uint32, dim int, bytes int64,
+	byAge bool) (found Found, err error) {
+	if err := t.open(dim, bytes, byAge); err != nil {
+		return Found{}, err
 	}
-	missed, _ = rows.get(keys, now, atLeast, dst)
-	return missed, epoch, nil
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.rows == nil { // freed meanwhile
+		for i := range keys {
+			found.Missed = append(found.Missed, int32(i))
+		}
+		return found, nil
+	}
+	found = t.rows.get(keys, now, atLeast, dst, versions)
+	found.Epoch = t.epoch
+	return found, nil
 }
 
-// open returns the cache and its epoch. The first call makes it.
-func (t *Table) open(dim int, bytes int64, byAge bool) (c *Cache, epoch rowraft.TableEpoch, err error) {
+// open makes the cache, if there is none.
+func (t *Table) open(dim int, bytes int64, byAge bool) (err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.rows == nil {
 		if t.rows, err = New(bytes, dim); err != nil {
-			return nil, 0, err
+			return err
 		}
 		t.byAge = byAge
 	}
 	if t.byAge != byAge {
-		return nil, 0, rowraft.Errorf(rowraft.CodeInvalidArgument,
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"one pull states the bound of copies by MaxAge, another by Now and Since: use one of them for all pulls of a table")
 	}
-	return t.rows, t.epoch, nil
+	return nil
 }
 
-// Put is [Cache.Put] of rows of that epoch. If the copies are of another one, it keeps nothing.
-func (t *Table) Put(keys []rowraft.Key, asOf uint64, rows []float32, epoch rowraft.TableEpoch) {
+// Put is [Cache.Put] of the rows of that epoch of those keys that which has the indices of; versions has the version of
+// each row, or wire.NoVersion. A copy of the same version becomes newer. If the copies are of another epoch, it keeps
+// nothing.
+func (t *Table) Put(keys []rowraft.Key, which []int32, asOf uint64, rows []float32, versions []uint32,
+	epoch rowraft.TableEpoch) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.epoch == epoch && t.rows != nil {
-		t.rows.Put(keys, asOf, rows)
+		t.rows.putSome(keys, which, asOf, rows, versions)
 	}
 }
 
@@ -80,6 +96,8 @@ func (t *Table) AddTo(sum *Stats) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.rows != nil {
-		sum.add(t.rows.Stats())
+		s := t.rows.Stats()
+		s.Unchanged = t.versions.total.Load()
+		sum.add(s)
 	}
 }

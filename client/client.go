@@ -45,6 +45,10 @@ type Options struct {
 	// rows; zero: no copies. At least cache.MinBytes.
 	CacheBytes int64
 
+	// WholeRows pulls a row again although its copy may be unchanged: pulls with Segment.Reuse ask for no versions. For
+	// comparisons: by itself the client asks for versions while they save bytes.
+	WholeRows bool
+
 	// MaxInFlight is the maximum number of unacknowledged batches per shard; zero means 64. The limit is
 	// 512.
 	MaxInFlight int

@@ -15,27 +15,53 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// versionServer answers every pull with rows of the number of its pulls, and counts the keys it was asked for.
+// versionServer answers every pull with rows of the number of its pulls, or of frozen, which is also their version. It
+// counts the keys it was asked for, and those that it left out.
 type versionServer struct {
 	fakeServer
-	pulls, keys atomic.Int64
-	epoch       atomic.Uint64
+	pulls, keys, left atomic.Int64
+	epoch, frozen     atomic.Uint64
+	plain             atomic.Bool // the server ignores versions
 }
 
 func (s *versionServer) answer(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-	reply, err := zeros(req)
-	if err != nil {
-		return nil, err
+	reply := &rowraftv1.PullReply{TableEpoch: s.epoch.Load()}
+	now := uint32(s.pulls.Add(1))
+	if frozen := s.frozen.Load(); frozen > 0 {
+		now = uint32(frozen)
 	}
-	seg, body, _, err := wire.ParseSegment(reply.Payload)
-	if err != nil {
-		return nil, err
-	}
-	s.keys.Add(int64(seg.N))
-	reply.TableEpoch = s.epoch.Load()
-	now := math.Float32bits(float32(s.pulls.Add(1)))
-	for at := 0; at < len(body.Values); at += 4 {
-		binary.LittleEndian.PutUint32(body.Values[at:], now)
+	for rest := req.Payload; len(rest) > 0; {
+		ask, body, next, err := wire.ParseSegment(rest)
+		if err != nil {
+			return nil, err
+		}
+		rest = next
+		s.keys.Add(int64(ask.N))
+		if s.plain.Load() {
+			ask.Flags, body.Known = wire.FlagNoValues, nil
+		}
+		ask.Flags = wire.FlagNoKeys | ask.Flags&wire.FlagVersions
+		at, left := len(reply.Payload), 0
+		reply.Payload = append(reply.Payload, make([]byte, ask.Size())...)
+		out := ask.Put(reply.Payload[at:])
+		for i := range ask.N {
+			if len(body.Known) > 0 && req.KnownEpoch == reply.TableEpoch && binary.LittleEndian.Uint32(body.Known[4*i:]) == now {
+				out.Unchanged[i/8] |= 1 << (i % 8)
+				left++
+				continue
+			}
+			row := out.Values[:ask.RowBytes()]
+			out.Values = out.Values[len(row):]
+			if ask.Flags&wire.FlagVersions != 0 {
+				binary.LittleEndian.PutUint32(row, now)
+				row = row[4:]
+			}
+			for j := 0; j < len(row); j += 4 {
+				binary.LittleEndian.PutUint32(row[j:], math.Float32bits(float32(now)))
+			}
+		}
+		reply.Payload = reply.Payload[:at+ask.LeaveOut(reply.Payload[at:], left)]
+		s.left.Add(int64(left))
 	}
 	return reply, nil
 }
@@ -103,6 +129,51 @@ func TestPullsReuseCopies(t *testing.T) {
 	}
 	if got, want := pull(steps(14, 9), 1), []float32{8}; !slices.Equal(got, want) {
 		t.Errorf("there are no copies after a restore: of pull %v, want %v", got, want)
+	}
+}
+
+// Copies that are too old are sent again only if the rows have changed since, and only within an epoch.
+func TestUnchangedRowsAreNotSent(t *testing.T) {
+	s, c, table := newVersionServer(t)
+	for _, step := range []struct {
+		name           string
+		now, rows      uint64
+		epoch          uint64
+		plain          bool
+		keys           []rowraft.Key
+		asked, leftOut int64
+	}{
+		{"no copies yet", 1, 7, 1, false, []rowraft.Key{1, 2, 3}, 3, 0},
+		{"nothing has changed", 5, 7, 1, false, []rowraft.Key{3, 1, 2}, 3, 3},
+		{"the copies are new", 5, 7, 1, false, []rowraft.Key{1, 2, 3}, 0, 0},
+		{"one is not there", 6, 7, 1, false, []rowraft.Key{1, 4, 2}, 3, 2},
+		{"all have changed", 7, 8, 1, false, []rowraft.Key{1, 2, 3, 4}, 4, 0},
+		{"a restore", 8, 8, 2, false, []rowraft.Key{1, 2, 3, 4}, 4, 0},
+		{"after it", 9, 8, 2, false, []rowraft.Key{1, 2, 3, 4}, 4, 4},
+		{"a server without versions", 10, 9, 2, true, []rowraft.Key{1, 2, 3, 4}, 4, 0},
+		{"no version is known", 11, 9, 2, false, []rowraft.Key{1, 2}, 2, 0},
+		{"now it is", 12, 9, 2, false, []rowraft.Key{1, 2}, 2, 2},
+	} {
+		s.frozen.Store(step.rows)
+		s.epoch.Store(step.epoch)
+		s.plain.Store(step.plain)
+		asked, left, known := s.keys.Load(), s.left.Load(), c.Copies().Unchanged
+		values := make([]float32, 2*len(step.keys))
+		seg := Segment{Table: table, Keys: step.keys, Values: values, Reuse: Reuse{Now: step.now, Since: step.now}}
+		if err := c.Pull(patience(t), seg); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range values {
+			if v != float32(step.rows) {
+				t.Errorf("%s: rows %v, want %d", step.name, values, step.rows)
+				break
+			}
+		}
+		asked, left, known = s.keys.Load()-asked, s.left.Load()-left, c.Copies().Unchanged-known
+		if asked != step.asked || left != step.leftOut || int64(known) != left {
+			t.Errorf("%s: asked for %d rows, %d were left out, %d counted: want %d and %d", step.name, asked, left, known,
+				step.asked, step.leftOut)
+		}
 	}
 }
 

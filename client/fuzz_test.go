@@ -45,7 +45,8 @@ func FuzzPullReply(f *testing.F) {
 			{Table: testTable(1, 2), Keys: make([]rowraft.Key, 4), Values: make([]float32, 8)},
 			{Table: testTable(2, 1), Keys: make([]rowraft.Key, 1), Values: make([]float32, 1)},
 		}
-		r := request{shard: 3, segments: []segmentRows{{&segs[0], []int32{0, 1, 3}}, {&segs[1], []int32{0}}}}
+		r := request{shard: 3, segments: []segmentRows{{seg: &segs[0], rows: []int32{0, 1, 3}},
+			{seg: &segs[1], rows: []int32{0}}}}
 		if presence {
 			segs[0].Present, segs[1].Present = make([]bool, 4), make([]bool, 1)
 		}

@@ -30,6 +30,20 @@ type Segment struct {
 	// Applied, if not nil, receives a lower bound of the applied index that the rows of each shard reflect.
 	// Pull clears it first.
 	Applied map[rowraft.ShardID]rowraft.Index
+
+	part *part // of a pull: its rows; nil: all
+}
+
+// part is those rows of a segment that are pulled.
+type part struct {
+	rows []int32 // indices into the segment, ascending
+
+	// versions, if not nil, receives the version of each row of the segment. If known is set, it has those of the rows
+	// that are in Values, of epoch: a row with that version is not sent again.
+	versions  []uint32
+	known     bool
+	epoch     rowraft.TableEpoch // equal for all segments of a pull
+	unchanged int                // rows that were not sent
 }
 
 // check reports why s cannot be used for op; 0 is a pull.
@@ -61,8 +75,9 @@ func (s *Segment) row(i int32) []float32 {
 
 // segmentRows are the rows of one segment that go into one request, as ascending indices into the segment.
 type segmentRows struct {
-	seg  *Segment
-	rows []int32
+	seg       *Segment
+	rows      []int32
+	unchanged int // of the reply to a pull
 }
 
 // request is one message to one shard, with rows of one segment or more.
@@ -78,20 +93,33 @@ type request struct {
 // byShard groups the rows of a segment by shard, in the caller's order:
 // rows[start[s]:start[s+1]] belong to shard s.
 func byShard(m *clustermap.Map, s *Segment) (rows []int32, start []int32) {
-	shards := make([]uint16, len(s.Keys))
+	some := s.part != nil
+	n := len(s.Keys)
+	if some {
+		n = len(s.part.rows)
+	}
+	shards := make([]uint16, n)
 	start = make([]int32, len(m.Shards)+1)
-	for i, k := range s.Keys {
-		sh := uint16(m.ShardOfHash(s.Table.hash(k)))
+	for i := range shards {
+		k := i
+		if some {
+			k = int(s.part.rows[i])
+		}
+		sh := uint16(m.ShardOfHash(s.Table.hash(s.Keys[k])))
 		shards[i] = sh
 		start[int(sh)+1]++
 	}
 	for i := range m.Shards {
 		start[i+1] += start[i]
 	}
-	rows = make([]int32, len(s.Keys))
+	rows = make([]int32, n)
 	next := slices.Clone(start)
 	for i, sh := range shards {
-		rows[next[sh]] = int32(i)
+		row := int32(i)
+		if some {
+			row = s.part.rows[i]
+		}
+		rows[next[sh]] = row
 		next[sh]++
 	}
 	return rows, start
@@ -208,6 +236,11 @@ func (r *request) encode(op wire.Op, dtype rowraft.DType) []byte {
 		for j, row := range p.rows {
 			binary.LittleEndian.PutUint64(body.Keys[8*j:], uint64(keys[row]))
 		}
+		if s.Flags&wire.FlagKnown != 0 {
+			for j, row := range p.rows {
+				binary.LittleEndian.PutUint32(body.Known[wire.VersionBytes*j:], p.seg.part.versions[row])
+			}
+		}
 		if s.Flags&wire.FlagNoValues == 0 {
 			p.putValues(body.Values, dtype)
 		}
@@ -221,11 +254,22 @@ func (p *segmentRows) header(op wire.Op, dtype rowraft.DType) wire.Segment {
 	s := wire.Segment{Table: p.seg.Table.schema.ID, N: len(p.rows), Dim: p.seg.Table.schema.Dim, DType: dtype}
 	switch {
 	case op == 0 || op == wire.OpDelete:
-		s.Flags = wire.FlagNoValues
+		s.Flags = wire.FlagNoValues | p.seg.versionFlags()
 	case p.seg.LR != 0:
 		s.Flags, s.LR = wire.FlagLR, p.seg.LR
 	}
 	return s
+}
+
+// versionFlags returns the flags of a pull of s that ask for versions.
+func (s *Segment) versionFlags() uint8 {
+	switch {
+	case s.part == nil || s.part.versions == nil:
+		return 0
+	case s.part.known:
+		return wire.FlagVersions | wire.FlagKnown
+	}
+	return wire.FlagVersions
 }
 
 // contiguous returns the values of the rows, if the rows are neighbours in the segment: one copy suffices then. A loop
@@ -259,4 +303,18 @@ func (p *segmentRows) getValues(src []byte, dtype rowraft.DType) {
 	for j, i := range p.rows {
 		wire.GetFloats(p.seg.row(i), dtype, src[j*rowBytes:(j+1)*rowBytes])
 	}
+}
+
+// getVersions copies the rows of a reply with versions, and their versions. Rows that are unchanged stay.
+func (p *segmentRows) getVersions(got wire.Segment, body wire.Body) {
+	src, rowBytes := body.Values, got.RowBytes()
+	for j, i := range p.rows {
+		if body.Unchanged[j/8]>>(j%8)&1 != 0 {
+			continue
+		}
+		p.seg.part.versions[i] = binary.LittleEndian.Uint32(src)
+		wire.GetFloats(p.seg.row(i), got.DType, src[wire.VersionBytes:rowBytes])
+		src = src[rowBytes:]
+	}
+	p.unchanged = got.Unchanged
 }

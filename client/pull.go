@@ -22,8 +22,17 @@ import (
 var pullLimit = load{sent: rowraft.MaxEntryBytes, received: 8 << 20}
 
 func planPull(m *clustermap.Map, segs []Segment, dtype rowraft.DType) []request {
-	return plan(m, segs, func(s *Segment) load { return load{sent: 8, received: s.Table.schema.Dim * dtype.Size()} },
-		pullLimit)
+	perRow := func(s *Segment) load {
+		per, flags := load{sent: 8, received: s.Table.schema.Dim * dtype.Size()}, s.versionFlags()
+		if flags&wire.FlagKnown != 0 {
+			per.sent += wire.VersionBytes
+		}
+		if flags&wire.FlagVersions != 0 {
+			per.received += wire.VersionBytes
+		}
+		return per
+	}
+	return plan(m, segs, perRow, pullLimit)
 }
 
 // Pull fills the Values (and Present) of all segments, as Table.Pull does for one. Each row is complete, and none is
@@ -102,7 +111,13 @@ func (c *Client) pull(ctx context.Context, how *Read, segs []Segment) (pulled, e
 		if !moved || m.SlotsVersion >= ws.Want {
 			return pulled{}, err // a newer map would not help
 		}
-		// The map was old: wait for the newer one and split again.
+		// The map was old: wait for the newer one and split again. Rows that have come are not those that the versions of
+		// the copies were of.
+		for i := range segs {
+			if segs[i].part != nil {
+				segs[i].part.known = false
+			}
+		}
 		c.cluster.askForMap()
 		if werr := c.pause(ctx, &b, 0); werr != nil {
 			return pulled{}, fmt.Errorf("waiting for map version %d: %w", ws.Want, err)
@@ -119,6 +134,9 @@ func tellApplied(segs []Segment, reqs []request) (got pulled) {
 		got.met.Age, got.met.Lag = max(got.met.Age, r.met.Age), max(got.met.Lag, r.met.Lag)
 		got.epoch, got.mixed = max(got.epoch, r.epoch), got.mixed || r.epoch != reqs[0].epoch
 		for _, p := range r.segments {
+			if p.seg.part != nil {
+				p.seg.part.unchanged += p.unchanged
+			}
 			if p.seg.Applied == nil {
 				continue
 			}
@@ -161,6 +179,11 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 	presence := slices.ContainsFunc(r.segments, func(p segmentRows) bool { return p.seg.Present != nil })
 	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload,
 		Presence: presence}
+	for _, p := range r.segments {
+		if p.seg.part != nil && p.seg.part.known {
+			req.KnownEpoch = uint64(p.seg.part.epoch)
+		}
+	}
 	c.askFor(req, how, r.shard)
 	var (
 		reply *rowraftv1.PullReply
@@ -216,13 +239,26 @@ func (r *request) scatter(payload []byte, dtype rowraft.DType, presence bool) er
 		if err != nil {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: %w", r.shard, err)
 		}
+		flags := wire.FlagNoKeys | got.Flags&want.Flags&wire.FlagVersions // a server may know no versions
+		if presence {
+			flags |= wire.FlagPresence
+		}
 		if got.Table != want.Table || got.N != want.N || got.Dim != want.Dim || got.DType != want.DType ||
-			got.Flags&^wire.FlagPresence != wire.FlagNoKeys || presence != (got.Flags&wire.FlagPresence != 0) {
+			got.Flags != flags || got.Unchanged > 0 && want.Flags&wire.FlagKnown == 0 {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: a segment has %d rows of table %d with %d %s and "+
 				"flags %#x, the request asks for %d rows of table %d with %d %s",
 				r.shard, got.N, got.Table, got.Dim, got.DType, got.Flags, want.N, want.Table, want.Dim, want.DType)
 		}
-		p.getValues(body.Values, got.DType)
+		if got.Flags&wire.FlagVersions != 0 {
+			p.getVersions(got, body)
+		} else {
+			p.getValues(body.Values, got.DType)
+			if want.Flags&wire.FlagVersions != 0 {
+				for _, row := range p.rows {
+					p.seg.part.versions[row] = wire.NoVersion
+				}
+			}
+		}
 		if p.seg.Present != nil {
 			for j, row := range p.rows {
 				p.seg.Present[row] = body.Presence[j/8]>>(j%8)&1 != 0

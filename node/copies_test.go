@@ -296,6 +296,39 @@ func TestCopiesAreOfTheCallersTables(t *testing.T) {
 	}
 }
 
+// TestCopiesHaveNoVersions: a server without a replica answers a read that knows versions with all
+// rows, from its copies.
+func TestCopiesHaveNoVersions(t *testing.T) {
+	c, ctx := startCluster(t, 4, 1), testutil.Context(t)
+	cl := c.dial()
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Push(ctx, []rowraft.Key{1}, []float32{-1, 0, 0, 0}); err != nil {
+		t.Fatal(err)
+	}
+	ask := wire.Segment{Table: table.Schema().ID, N: 1, Dim: 4, DType: rowraft.Float32,
+		Flags: wire.FlagNoValues | wire.FlagVersions | wire.FlagKnown}
+	at := connect(t, c.nodes[c.without(cl)].addr, nil)
+	testutil.Eventually(t, "an answer from copies", func() bool {
+		payload := make([]byte, ask.Size())
+		body := ask.Put(payload)
+		body.Keys[0], body.Known[0] = 1, 1 // the version of the row
+		reply, err := rowraftv1.NewTableClient(at).Pull(ctx, &rowraftv1.PullRequest{MapVersion: anyMapVersion,
+			Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: uint64(time.Hour), KnownEpoch: 1, Payload: payload,
+			MinIndex: uint64(cl.Position().Shards[0])})
+		if err != nil {
+			return false
+		}
+		seg, body, _, err := wire.ParseSegment(reply.Payload)
+		if err != nil || seg.Flags != wire.FlagNoKeys || seg.Unchanged != 0 || len(body.Values) != 16 {
+			t.Fatalf("%+v, %v: want the whole row, without a version", seg, err)
+		}
+		return reply.WithoutReplica && reply.Fetched == 0
+	})
+}
+
 // TestLeadersSendHotRows: while there are bounded reads at a server without a replica, the leader sends it the rows
 // that are accessed most, so that their copies never become too old and have new pushes before a read asks.
 func TestLeadersSendHotRows(t *testing.T) {

@@ -93,7 +93,7 @@ func BenchmarkPull(b *testing.B) {
 			i := 0
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, _, err := r.Pull(asks[i%len(asks)], false, alloc); err != nil {
+				if _, _, err := r.Pull(asks[i%len(asks)], false, 0, alloc); err != nil {
 					b.Fatal(err)
 				}
 				i++

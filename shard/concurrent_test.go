@@ -36,12 +36,12 @@ func TestPullsDuringAppliesAndSnapshots(t *testing.T) {
 		wg.Go(func() {
 			buf := make([]byte, 1<<20)
 			for !done.Load() {
-				reply, applied, err := r.Pull(ask, false, func(n int) []byte { return buf[:n] })
+				reply, at, err := r.Pull(ask, false, 0, func(n int) []byte { return buf[:n] })
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				checkRows(t, reply, float32(applied-first), dim)
+				checkRows(t, reply, float32(at.Applied-first), dim)
 			}
 		})
 	}
@@ -108,17 +108,17 @@ func checkSnapshot(t *testing.T, m *Machine, twin *replica, last rowraft.Key, fi
 		return
 	}
 	ask := payloadOf(rows{schema: twin.Tables()[0], keys: []rowraft.Key{0, last}, flags: wire.FlagNoValues})
-	reply, applied, err := twin.Pull(ask, false, alloc)
-	if err != nil || applied != s.Index() {
-		t.Errorf("restored at %d, want %d: %v", applied, s.Index(), err)
+	reply, at, err := twin.Pull(ask, false, 0, alloc)
+	if err != nil || at.Applied != s.Index() {
+		t.Errorf("restored at %d, want %d: %v", at.Applied, s.Index(), err)
 		return
 	}
 	_, body, _, _ := wire.ParseSegment(reply)
 	got := make([]float32, len(body.Values)/4)
 	wire.GetFloats(got, rowraft.Float32, body.Values)
 	for i, w := range got {
-		if want := -float32(applied - first); w != want {
-			t.Errorf("snapshot at index %d: weight %d is %v, want %v", applied, i, w, want)
+		if want := -float32(at.Applied - first); w != want {
+			t.Errorf("snapshot at index %d: weight %d is %v, want %v", at.Applied, i, w, want)
 			return
 		}
 	}
@@ -153,7 +153,7 @@ func TestPullsDuringRestores(t *testing.T) {
 		}
 	})
 	for !done.Load() {
-		reply, _, err := r.Pull(ask, false, alloc)
+		reply, _, err := r.Pull(ask, false, 0, alloc)
 		if rowraft.CodeOf(err) == rowraft.CodeStarting && err != nil {
 			continue
 		}
@@ -200,7 +200,7 @@ func TestApplyDoesNotWaitForPulls(t *testing.T) {
 	r.mustOpen(2, 1)
 	r.create(testTable(2, "u", 4, sgd))
 	ask := payloadOf(rows{schema: table, keys: keys, flags: wire.FlagNoValues})
-	if _, _, err := r.Pull(ask, false, alloc); err != nil {
+	if _, _, err := r.Pull(ask, false, 0, alloc); err != nil {
 		t.Fatal(err)
 	}
 	restored := make(chan error)

@@ -27,7 +27,7 @@ func (r *replica) agree(d Digest) *Applied {
 }
 
 func pullOne(r *replica) error {
-	_, _, err := r.Pull(payloadOf(rows{schema: markTable(), flags: wire.FlagNoValues, keys: []rowraft.Key{1}}), false,
+	_, _, err := r.Pull(payloadOf(rows{schema: markTable(), flags: wire.FlagNoValues, keys: []rowraft.Key{1}}), false, 0,
 		func(n int) []byte { return make([]byte, n) })
 	return err
 }

@@ -63,7 +63,8 @@ func TestEntriesThatStopTheReplica(t *testing.T) {
 			if again, ok := r.Apply(8, good).(*FatalError); !ok || again.Index != 7 {
 				t.Error("the replica went on after entry 7")
 			}
-			_, _, err := r.Pull(payloadOf(rows{schema: table, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, alloc)
+			_, _, err := r.Pull(payloadOf(rows{schema: table, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, 0,
+				alloc)
 			for _, err := range []error{err, second(r.Snapshot()), second(r.Digest())} {
 				if !errors.As(err, &fatal) {
 					t.Errorf("a stopped replica returned: %v", err)
@@ -110,7 +111,7 @@ func TestClosedMachine(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = r.Pull(payloadOf(rows{schema: table, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, alloc)
+	_, _, err = r.Pull(payloadOf(rows{schema: table, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, 0, alloc)
 	testutil.WantCode(t, err, rowraft.CodeClosing)
 	testutil.WantCode(t, second(r.Digest()), rowraft.CodeClosing)
 	testutil.WantCode(t, second(r.Snapshot()), rowraft.CodeClosing)

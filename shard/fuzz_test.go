@@ -58,7 +58,7 @@ func FuzzPull(f *testing.F) {
 	r, _ := smallSnapshot(f)
 	before := r.digest()
 	f.Fuzz(func(t *testing.T, payload []byte, presence bool) {
-		_, _, _ = r.Pull(payload, presence, alloc)
+		_, _, _ = r.Pull(payload, presence, 0, alloc)
 		_ = r.Validate(wire.OpPush, payload)
 		if after, err := r.Digest(); err != nil || after != before {
 			t.Fatalf("a read changed the state: %+v, %v", after, err)

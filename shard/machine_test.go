@@ -36,6 +36,7 @@ type rows struct {
 	lr     float32
 	keys   []rowraft.Key
 	values []float32 // nil: 1 everywhere
+	known  []uint32  // with wire.FlagKnown
 }
 
 func payloadOf(segments ...rows) []byte {
@@ -51,6 +52,9 @@ func payloadOf(segments ...rows) []byte {
 			for i, k := range r.keys {
 				le.PutUint64(body.Keys[8*i:], uint64(k))
 			}
+		}
+		for i, v := range r.known {
+			le.PutUint32(body.Known[wire.VersionBytes*i:], v)
 		}
 		if s.Flags&wire.FlagNoValues == 0 {
 			values := r.values
@@ -159,13 +163,13 @@ func (r *replica) mustOpen(c byte, inc rowraft.Incarnation) {
 // pull returns the float32 weights and the presence bits of one segment.
 func (r *replica) pull(s rowraft.Schema, keys ...rowraft.Key) (weights []float32, present []bool) {
 	r.tb.Helper()
-	reply, applied, err := r.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), true,
+	reply, at, err := r.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), true, 0,
 		func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n) })
 	if err != nil {
 		r.tb.Fatal(err)
 	}
-	if applied != r.AppliedIndex() {
-		r.tb.Fatalf("pull reflects index %d, but index %d is applied", applied, r.AppliedIndex())
+	if at.Applied != r.AppliedIndex() {
+		r.tb.Fatalf("pull reflects index %d, but index %d is applied", at.Applied, r.AppliedIndex())
 	}
 	seg, body, rest, err := wire.ParseSegment(reply)
 	if err != nil || len(rest) != 0 || seg.N != len(keys) || seg.Table != s.ID {
@@ -304,7 +308,7 @@ func TestHotPathsDoNotAllocatePerRow(t *testing.T) {
 		ask = append(make([]byte, offset, offset+len(ask)), ask...)[offset:]
 		buf := make([]byte, 1<<20)
 		n := testing.AllocsPerRun(10, func() {
-			if _, _, err := r.Pull(ask, true, func(n int) []byte { return buf[:n] }); err != nil {
+			if _, _, err := r.Pull(ask, true, 0, func(n int) []byte { return buf[:n] }); err != nil {
 				t.Fatal(err)
 			}
 		})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/shard/rowstore"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -47,26 +48,30 @@ func (v *view) table(id rowraft.TableID) *table { return findTable(v.list, id) }
 // a row. Values have the dtype that the segment requests. A key never
 // pushed reads as the initializer and is not created.
 //
+// A segment with FlagVersions gets the versions of its rows. With FlagKnown it has versions that the client knows, of
+// epoch known; a row that has that version is left out of the reply. If the tables have another epoch, none is.
+//
 // Pull calls alloc(size) once and writes the reply into its result: size bytes, which
-// need not be zero. If alloc returns nil there is no memory, and Pull ends. Each row is whole and
-// reflects the returned index or a later one. Pull keeps neither buffer. Safe for concurrent use.
+// need not be zero. If alloc returns nil there is no memory, and Pull ends. The reply may be shorter. Each row is
+// whole, of the returned epoch, and reflects the returned index or a later one. Pull keeps neither buffer. Safe for
+// concurrent use.
 //
 // Errors: CodeInvalidArgument, CodeTableNotFound, CodeWrongShard; CodeStarting
 // if a snapshot was restored during the pull; CodeClosing; CodeOverloaded if alloc returned nil.
 // On an error the caller frees the buffer that alloc returned.
 func (d *Reads) Pull(
-	payload []byte, presence bool, alloc func(size int) []byte,
-) (reply []byte, applied rowraft.Index, err error) {
+	payload []byte, presence bool, known rowraft.TableEpoch, alloc func(size int) []byte,
+) (reply []byte, at Position, err error) {
 	size, err := d.ReplySize(payload, presence)
 	if err != nil {
-		return nil, 0, err
+		return nil, at, err
 	}
 	d.readers.RLock() // a restore replaces state and index together, and so the pull reads them together
 	of := d.view.Load().of
-	applied = d.at.AppliedIndex()
+	at = Position{Applied: d.at.AppliedIndex(), Epoch: d.at.Epoch()}
 	d.readers.RUnlock()
 	if reply = alloc(size); reply == nil {
-		return nil, 0, rowraft.Errorf(rowraft.CodeOverloaded,
+		return nil, at, rowraft.Errorf(rowraft.CodeOverloaded,
 			"shard %d: no memory for a reply of %d bytes: try again later", d.shard, size)
 	}
 	reply = reply[:size]
@@ -74,29 +79,38 @@ func (d *Reads) Pull(
 	for len(payload) > 0 {
 		ask, body, rest, err := wire.ParseSegment(payload)
 		if err != nil {
-			return nil, 0, err
+			return nil, at, err
 		}
 		payload = rest
-		give := replySegment(ask, presence)
-		n := give.Size()
-		if err := d.pullSegment(of, give, body, give.Put(out[:n:n])); err != nil {
-			return nil, 0, err
+		if known != at.Epoch {
+			body.Known = nil
 		}
-		out = out[n:]
+		give := replySegment(ask, presence)
+		leftOut, err := d.pullSegment(of, give, body, give.Put(out[:give.Size()]))
+		if err != nil {
+			return nil, at, err
+		}
+		out = out[give.LeaveOut(out, leftOut):]
 	}
-	return reply, applied, nil
+	return reply[:len(reply)-len(out)], at, nil
+}
+
+// Position is the state that a pull has read.
+type Position struct {
+	Applied rowraft.Index // the rows reflect this index or a later one
+	Epoch   rowraft.TableEpoch
 }
 
 // replySegment returns the segment that replies to ask.
 func replySegment(ask wire.Segment, presence bool) wire.Segment {
-	ask.Flags = wire.FlagNoKeys
+	ask.Flags = wire.FlagNoKeys | ask.Flags&wire.FlagVersions
 	if presence {
 		ask.Flags |= wire.FlagPresence
 	}
 	return ask
 }
 
-// ReplySize checks a pull and returns the size of its reply in bytes. Errors as in Pull.
+// ReplySize checks a pull and returns the size of its reply in bytes, if no row is left out. Errors as in Pull.
 func (d *Reads) ReplySize(payload []byte, presence bool) (int, error) {
 	size := 0
 	for keys := 0; len(payload) > 0; {
@@ -109,9 +123,10 @@ func (d *Reads) ReplySize(payload []byte, presence bool) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		if seg.Flags != wire.FlagNoValues {
-			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x: a pull has only keys, flags %#x",
-				t.schema.Name, seg.Flags, wire.FlagNoValues)
+		if seg.Flags&^(wire.FlagVersions|wire.FlagKnown) != wire.FlagNoValues {
+			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x: a pull has no values, "+
+				"flags %#x, and may have versions, flags %#x", t.schema.Name, seg.Flags, wire.FlagNoValues,
+				wire.FlagVersions|wire.FlagKnown)
 		}
 		if err := t.checkDim(seg); err != nil {
 			return 0, err
@@ -130,49 +145,63 @@ func (d *Reads) ReplySize(payload []byte, presence bool) (int, error) {
 	return size, nil
 }
 
-// pullSegment fills out with the rows of ask's keys. It holds readers for chunkRows at a time, so that
-// a restore can take it in between.
-func (d *Reads) pullSegment(of *tableSet, seg wire.Segment, ask, out wire.Body) error {
+// pullSegment fills out with the rows of ask's keys, and returns how many it left out. It holds readers for chunkRows
+// at a time, so that a restore can take it in between.
+func (d *Reads) pullSegment(of *tableSet, seg wire.Segment, ask, out wire.Body) (leftOut int, err error) {
 	var scratch [chunkRows]rowraft.Key
-	rowBytes := seg.Dim * seg.DType.Size()
+	rowBytes := seg.RowBytes()
 	for from := 0; from < seg.N; from += chunkRows {
 		to := min(from+chunkRows, seg.N)
 		keys := wire.Keys(scratch[:], ask.Keys[8*from:8*to])
-		var present []byte
+		part := wire.Body{Values: out.Values[(from-leftOut)*rowBytes:][:(to-from)*rowBytes]}
 		if len(out.Presence) > 0 {
-			present = out.Presence[from/8 : (to+7)/8]
+			part.Presence = out.Presence[from/8 : (to+7)/8]
 		}
-		if err := d.pullChunk(of, seg, keys, out.Values[from*rowBytes:to*rowBytes], present); err != nil {
-			return err
+		if len(out.Unchanged) > 0 {
+			part.Unchanged = out.Unchanged[from/8 : (to+7)/8]
 		}
+		if len(ask.Known) > 0 {
+			part.Known = ask.Known[wire.VersionBytes*from : wire.VersionBytes*to]
+		}
+		n, err := d.pullChunk(of, seg, keys, part)
+		if err != nil {
+			return 0, err
+		}
+		leftOut += n
 	}
-	return nil
+	return leftOut, nil
 }
 
-func (d *Reads) pullChunk(of *tableSet, seg wire.Segment, keys []rowraft.Key, values, present []byte) error {
-	t, err := d.pullRows(of, seg, keys, values, present)
+// pullChunk fills out, which also has the known versions, and returns how many rows it left out.
+func (d *Reads) pullChunk(of *tableSet, seg wire.Segment, keys []rowraft.Key, out wire.Body) (leftOut int, err error) {
+	t, leftOut, err := d.pullRows(of, seg, keys, out)
 	if t != nil && t.rows.Tier() != nil {
-		return d.tend(t, err)
+		return leftOut, d.tend(t, err)
 	}
-	return err
+	return leftOut, err
 }
 
 func (d *Reads) pullRows(
-	of *tableSet, seg wire.Segment, keys []rowraft.Key, values, present []byte,
-) (t *table, err error) {
+	of *tableSet, seg wire.Segment, keys []rowraft.Key, out wire.Body,
+) (t *table, leftOut int, err error) {
 	d.readers.RLock()
 	defer d.readers.RUnlock()
 	v := d.view.Load()
 	if v.err != nil {
-		return nil, v.err
+		return nil, 0, v.err
 	}
 	if v.of != of {
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read: try again", d.shard)
+		return nil, 0, rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read: try again",
+			d.shard)
 	}
 	if t = v.table(seg.Table); t == nil {
-		return nil, d.notFound(seg.Table)
+		return nil, 0, d.notFound(seg.Table)
 	}
-	return t, t.rows.Pull(keys, values, seg.DType, present)
+	if seg.Flags&wire.FlagVersions != 0 {
+		leftOut, err = rowstore.PullVersions(t.rows, keys, out.Values, seg.DType, out.Presence, out.Known, out.Unchanged)
+		return t, leftOut, err
+	}
+	return t, 0, t.rows.Pull(keys, out.Values, seg.DType, out.Presence)
 }
 
 // Slots returns the slots of this shard, ascending.
@@ -222,6 +251,10 @@ func (d *Reads) Sums(id rowraft.TableID) (sums, counts bool) {
 // checkSegment checks the fixed part of a segment that changes rows and returns
 // its table.
 func (d *Reads) checkSegment(op wire.Op, seg wire.Segment) (*table, error) {
+	if seg.Flags&wire.FlagVersions != 0 { // an invalid header, like an unknown flag
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: segment flags %#x: only pulls have versions",
+			uint64(seg.Table), seg.Flags)
+	}
 	t, err := d.find(seg.Table)
 	if err != nil {
 		return nil, err

@@ -229,11 +229,11 @@ func (s *Scan) pull(keys []rowraft.Key, values, present []byte) error {
 	rowBytes := s.schema.Dim * s.dtype.Size()
 	for from := 0; from < len(keys); from += chunkRows { // chunkRows is a multiple of 8
 		to := min(from+chunkRows, len(keys))
-		var some []byte
+		out := wire.Body{Values: values[from*rowBytes : to*rowBytes]}
 		if present != nil {
-			some = present[from/8 : (to+7)/8]
+			out.Presence = present[from/8 : (to+7)/8]
 		}
-		if err := s.m.pullChunk(s.of, seg, keys[from:to], values[from*rowBytes:to*rowBytes], some); err != nil {
+		if _, err := s.m.pullChunk(s.of, seg, keys[from:to], out); err != nil {
 			return err
 		}
 	}

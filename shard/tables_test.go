@@ -41,7 +41,7 @@ func TestADroppedTableIsGone(t *testing.T) {
 	}
 	late := r.parts(push(1, 2, payloadOf(rows{schema: a, keys: []rowraft.Key{1}})))
 	testutil.WantCode(t, late[0].Err, rowraft.CodeTableNotFound)
-	_, _, err := r.Pull(payloadOf(rows{schema: a, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, alloc)
+	_, _, err := r.Pull(payloadOf(rows{schema: a, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, 0, alloc)
 	testutil.WantCode(t, err, rowraft.CodeTableNotFound)
 
 	again := testTable(3, "a", 5, sgd)
@@ -141,7 +141,7 @@ func TestPullsDuringDrops(t *testing.T) {
 	for range 2 {
 		wg.Go(func() {
 			for !done.Load() {
-				reply, _, err := r.Pull(ask, false, alloc)
+				reply, _, err := r.Pull(ask, false, 0, alloc)
 				switch {
 				case err == nil:
 					read.Add(1)

@@ -107,7 +107,7 @@ func TestTieredTablesEqualThoseInMemory(t *testing.T) {
 				for k := n * 131 % tierKeys; len(keys) < 300; k = (k + 10) % tierKeys {
 					keys = append(keys, rowraft.Key(k/10*10))
 				}
-				_, _, err := tiered.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), true, alloc)
+				_, _, err := tiered.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), true, 0, alloc)
 				if err != nil {
 					t.Error(err)
 					return
@@ -143,11 +143,23 @@ func TestTieredTablesEqualThoseInMemory(t *testing.T) {
 		keys[i] = rowraft.Key(i)
 	}
 	for _, s := range tables {
+		known, _, _ := memory.pullVersions(s, 0, keys, nil)
+		for i := range known {
+			known[i] += uint32(i % 3 / 2) // every third version is wrong
+		}
+		ask := rows{schema: s, flags: askVersions | wire.FlagKnown, keys: keys, known: known}
+		reply, _, err := memory.Pull(payloadOf(ask), true, memory.Epoch(), alloc)
+		if err != nil {
+			t.Fatal(err)
+		}
 		weights, present := memory.pull(s, keys...)
 		want := scanSlots(t, memory.Machine, s, rowraft.Float32, 0, rowraft.DefaultSlots, nil)
 		for _, r := range all[1:] {
 			if w, p := r.pull(s, keys...); !slices.Equal(w, weights) || !slices.Equal(p, present) {
 				t.Errorf("table %s: a pull differs from that of rows in memory", s.Name)
+			}
+			if got, _, err := r.Pull(payloadOf(ask), true, r.Epoch(), alloc); err != nil || !bytes.Equal(got, reply) {
+				t.Errorf("table %s: a pull with versions differs from that of rows in memory, %v", s.Name, err)
 			}
 			got := scanSlots(t, r.Machine, s, rowraft.Float32, 0, rowraft.DefaultSlots, nil)
 			if !slices.Equal(got.keys, want.keys) || !slices.Equal(got.values, want.values) {
@@ -261,7 +273,7 @@ func TestBrokenTierDisk(t *testing.T) {
 			for i := range keys {
 				keys[i] = rowraft.Key(i)
 			}
-			_, _, err := r.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), false, alloc)
+			_, _, err := r.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: keys}), false, 0, alloc)
 			return err
 		},
 		"push": func(r *replica, s rowraft.Schema, seq rowraft.Seq) error {

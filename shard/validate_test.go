@@ -67,8 +67,8 @@ func TestBadPushesAreRefused(t *testing.T) {
 		{"no values", 0, with(func(s *rows) { s.flags = wire.FlagNoValues }), rowraft.CodeInvalidArgument, "flags 0x2"},
 		{"no keys", 0, with(func(s *rows) { s.flags = wire.FlagNoKeys }), rowraft.CodeInvalidArgument, "flags 0x4"},
 		{"a bitmap", 0, with(func(s *rows) { s.flags = wire.FlagPresence }), rowraft.CodeInvalidArgument, "flags 0x8"},
-		{"an unknown flag", 0, append(bytes.Clone(good[:15]), append([]byte{0x10}, good[16:]...)...),
-			rowraft.CodeInvalidArgument, "unknown segment flags 0x10"},
+		{"an unknown flag", 0, append(bytes.Clone(good[:15]), append([]byte{0x40}, good[16:]...)...),
+			rowraft.CodeInvalidArgument, "unknown segment flags 0x40"},
 		{"an assign with a learning rate",
 			wire.OpAssign, with(func(s *rows) { s.flags = wire.FlagLR }), rowraft.CodeInvalidArgument, "flags 0x1"},
 		{"keys out of order", 0, with(func(s *rows) { s.keys = []rowraft.Key{own[1], own[0]} }),
@@ -158,6 +158,7 @@ func TestBadPullsAreRefused(t *testing.T) {
 		{"values", ask(func(s *rows) { s.flags = 0 }), rowraft.CodeInvalidArgument},
 		{"a learning rate", ask(func(s *rows) { s.flags |= wire.FlagLR }), rowraft.CodeInvalidArgument},
 		{"a bitmap", ask(func(s *rows) { s.flags |= wire.FlagPresence }), rowraft.CodeInvalidArgument},
+		{"known versions alone", ask(func(s *rows) { s.flags |= wire.FlagKnown }), rowraft.CodeInvalidArgument},
 		{"a foreign key", ask(func(s *rows) { s.keys = []rowraft.Key{own[0], foreign} }), rowraft.CodeWrongShard},
 		{"too many keys", append(ask(func(s *rows) { s.keys = many }), ask(func(s *rows) { s.keys = many })...),
 			rowraft.CodeInvalidArgument},
@@ -165,7 +166,7 @@ func TestBadPullsAreRefused(t *testing.T) {
 		{"half a header", ask(func(*rows) {})[:20], rowraft.CodeInvalidArgument},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, _, err := r.Pull(tc.payload, false, func(int) []byte { t.Fatal("a buffer was asked for"); return nil })
+			_, _, err := r.Pull(tc.payload, false, 0, func(int) []byte { t.Fatal("a buffer was asked for"); return nil })
 			testutil.WantCode(t, err, tc.code)
 		})
 	}
@@ -179,7 +180,7 @@ func TestPullAnswersEachSegmentInItsDType(t *testing.T) {
 		payloadOf(rows{schema: table, flags: wire.FlagNoValues, dtype: rowraft.BFloat16,
 			keys: []rowraft.Key{own[1], own[0], own[1]}}),
 		payloadOf(rows{schema: table, flags: wire.FlagNoValues})...)
-	reply, _, err := r.Pull(ask, false, func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n+16) })
+	reply, _, err := r.Pull(ask, false, 0, func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n+16) })
 	if err != nil {
 		t.Fatal(err)
 	}

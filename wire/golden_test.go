@@ -23,6 +23,23 @@ type wantSegment struct {
 	keys     []rowraft.Key
 	presence []byte
 	values   []float32
+
+	known, unchanged []byte
+	versions         []uint32 // of the rows that have values
+}
+
+// numbers returns the numbers of the rows in values, which may have versions, and the versions.
+func numbers(s Segment, values []byte) (out []float32, versions []uint32) {
+	out = make([]float32, (s.N-s.Unchanged)*s.Dim)
+	for i := range s.N - s.Unchanged {
+		row := values[i*s.RowBytes():]
+		if s.Flags&FlagVersions != 0 {
+			versions = append(versions, le.Uint32(row))
+			row = row[VersionBytes:]
+		}
+		GetFloats(out[i*s.Dim:(i+1)*s.Dim], s.DType, row[:s.Dim*s.DType.Size()])
+	}
+	return out, versions
 }
 
 var goldenPayloads = []struct {
@@ -30,16 +47,27 @@ var goldenPayloads = []struct {
 	want []wantSegment
 }{
 	{"payload_push.hex", []wantSegment{
-		{Segment{Table: 0x0102030405060708, N: 2, Dim: 2, DType: rowraft.Float32, Flags: FlagLR, LR: 0.5},
-			[]rowraft.Key{3, 0xff00000000000000}, nil, []float32{1, -2, 0.5, 3}},
-		{Segment{Table: 9, N: 1, Dim: 3, DType: rowraft.BFloat16}, []rowraft.Key{1<<64 - 1}, nil, []float32{1, -2, 3.140625}},
+		{Segment: Segment{Table: 0x0102030405060708, N: 2, Dim: 2, DType: rowraft.Float32, Flags: FlagLR, LR: 0.5},
+			keys: []rowraft.Key{3, 0xff00000000000000}, values: []float32{1, -2, 0.5, 3}},
+		{Segment: Segment{Table: 9, N: 1, Dim: 3, DType: rowraft.BFloat16}, keys: []rowraft.Key{1<<64 - 1},
+			values: []float32{1, -2, 3.140625}},
 	}},
 	{"payload_pull.hex", []wantSegment{
-		{Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoValues}, []rowraft.Key{5, 1, 5}, nil, nil},
+		{Segment: Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoValues},
+			keys: []rowraft.Key{5, 1, 5}},
 	}},
 	{"payload_reply.hex", []wantSegment{
-		{Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoKeys | FlagPresence}, nil,
-			[]byte{5, 0, 0, 0, 0, 0, 0, 0}, []float32{1, -2, 1}},
+		{Segment: Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoKeys | FlagPresence},
+			presence: []byte{5, 0, 0, 0, 0, 0, 0, 0}, values: []float32{1, -2, 1}},
+	}},
+	{"payload_pull_versions.hex", []wantSegment{
+		{Segment: Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoValues | FlagVersions | FlagKnown},
+			keys: []rowraft.Key{5, 1, 7}, known: []byte{3, 2, 1, 0, 0, 0, 0, 0, 255, 255, 255, 255}},
+	}},
+	{"payload_reply_versions.hex", []wantSegment{
+		{Segment: Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoKeys | FlagPresence | FlagVersions,
+			Unchanged: 1}, presence: []byte{5, 0, 0, 0, 0, 0, 0, 0}, unchanged: []byte{2, 0, 0, 0, 0, 0, 0, 0},
+			versions: []uint32{0x10204, 9}, values: []float32{1, -2}},
 	}},
 }
 
@@ -61,10 +89,18 @@ func TestGoldenPayloadsAreRead(t *testing.T) {
 				if !bytes.Equal(body.Presence, want.presence) {
 					t.Errorf("segment %d: presence %v, want %v", i, body.Presence, want.presence)
 				}
-				got := make([]float32, len(want.values))
-				GetFloats(got, s.DType, body.Values)
-				if !equal(got, want.values) || len(body.Values) != len(want.values)*s.DType.Size() {
-					t.Errorf("segment %d: values %v, want %v", i, got, want.values)
+				if !bytes.Equal(body.Known, want.known) || !bytes.Equal(body.Unchanged, want.unchanged) {
+					t.Errorf("segment %d: known %v, unchanged %v, want %v and %v", i, body.Known, body.Unchanged, want.known,
+						want.unchanged)
+				}
+				if s.Flags&FlagNoValues == 0 {
+					got, versions := numbers(s, body.Values)
+					if !equal(got, want.values) || !equal(versions, want.versions) ||
+						len(body.Values) != (s.N-s.Unchanged)*s.RowBytes() {
+						t.Errorf("segment %d: values %v of versions %v, want %v of %v", i, got, versions, want.values, want.versions)
+					}
+				} else if len(body.Values) != 0 {
+					t.Errorf("segment %d: %d bytes of values", i, len(body.Values))
 				}
 				payload = rest
 			}
@@ -80,14 +116,28 @@ func TestGoldenPayloadsAreWritten(t *testing.T) {
 		t.Run(tc.file, func(t *testing.T) {
 			var got []byte
 			for _, want := range tc.want {
-				b := bytes.Repeat([]byte{0xAA}, want.Size()) // a used buffer
-				body := want.Put(b)
+				// A used buffer with room for all rows.
+				all := want.Segment
+				all.Unchanged = 0
+				b := bytes.Repeat([]byte{0xAA}, all.Size())
+				body := all.Put(b)
 				for i, k := range want.keys {
 					le.PutUint64(body.Keys[8*i:], uint64(k))
 				}
 				copy(body.Presence, want.presence)
-				PutFloats(body.Values, want.DType, want.values)
-				got = append(got, b...)
+				copy(body.Known, want.known)
+				copy(body.Unchanged, want.unchanged)
+				at, rowBytes := body.Values, want.RowBytes()
+				for row := range len(want.values) / want.Dim {
+					lead := 0
+					if want.versions != nil {
+						le.PutUint32(at, want.versions[row])
+						lead = VersionBytes
+					}
+					PutFloats(at[lead:rowBytes], want.DType, want.values[row*want.Dim:(row+1)*want.Dim])
+					at = at[rowBytes:]
+				}
+				got = append(got, b[:all.LeaveOut(b, want.Unchanged)]...)
 			}
 			if want := golden(t, tc.file); !bytes.Equal(got, want) {
 				t.Errorf("got  %x\nwant %x", got, want)

@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/binary"
 	"math"
+	"math/bits"
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
@@ -19,10 +20,15 @@ const (
 	FlagNoValues uint8 = 1 << 1 // a pull request: keys only
 	FlagNoKeys   uint8 = 1 << 2 // a pull reply: values in the order of the request's keys
 	FlagPresence uint8 = 1 << 3 // a bitmap marks the keys that have a row
+	FlagVersions uint8 = 1 << 4 // a pull request: wants the versions of rows; a reply: has them
+	FlagKnown    uint8 = 1 << 5 // a pull request: has the versions that the client knows
 	FlagCounts   uint8 = 1 << 7 // of an OpSum: each row states how many pushes it sums
 
-	knownFlags = FlagLR | FlagNoValues | FlagNoKeys | FlagPresence | FlagCounts
+	knownFlags = FlagLR | FlagNoValues | FlagNoKeys | FlagPresence | FlagVersions | FlagKnown | FlagCounts
 )
+
+// NoVersion stands for a version that is not known, or does not fit into 32 bits. It is equal to no version.
+const NoVersion uint32 = math.MaxUint32
 
 // Segment is the fixed part of a segment.
 type Segment struct {
@@ -32,6 +38,10 @@ type Segment struct {
 	DType rowraft.DType
 	Flags uint8
 	LR    float32 // with FlagLR; 0 otherwise
+
+	// Unchanged is the number of rows without values, because the client knows their version: in a reply with
+	// FlagVersions; 0 otherwise.
+	Unchanged int
 }
 
 // Body is the arrays of a segment; an absent array is empty. All slices
@@ -39,40 +49,66 @@ type Segment struct {
 type Body struct {
 	Keys     []byte // N × uint64, strictly ascending in pushes
 	Presence []byte // ⌈N/64⌉ × uint64; bit i belongs to row i
-	Values   []byte // N × Dim numbers of DType, row-major
-	Counts   []byte // N × uint8
+	Known    []byte // with FlagKnown: N × uint32
+	// Unchanged, in a reply with FlagVersions, is ⌈N/64⌉ × uint64: bit i is set if row i has no values.
+	Unchanged []byte
+	// Values is Dim numbers of DType for each row that has values. In a reply with FlagVersions a uint32, the version,
+	// precedes the numbers of each row.
+	Values []byte
+	Counts []byte // N × uint8
 }
 
 // Key returns key i.
 func (b Body) Key(i int) rowraft.Key { return rowraft.Key(le.Uint64(b.Keys[8*i:])) }
 
-func (s Segment) sizes() (keys, presence, values, counts int) {
+// sizes are the lengths of the arrays of a segment, in their order.
+type sizes struct{ keys, presence, known, unchanged, values, counts int }
+
+func (s Segment) sizes() (n sizes) {
+	bitmap := (s.N + 63) / 64 * 8
 	if s.Flags&FlagNoKeys == 0 {
-		keys = 8 * s.N
+		n.keys = 8 * s.N
 	}
 	if s.Flags&FlagPresence != 0 {
-		presence = (s.N + 63) / 64 * 8
+		n.presence = bitmap
+	}
+	if s.Flags&FlagKnown != 0 {
+		n.known = 4 * s.N
 	}
 	if s.Flags&FlagNoValues == 0 {
-		values = s.N * s.Dim * s.DType.Size()
+		if s.Flags&FlagVersions != 0 {
+			n.unchanged = bitmap
+		}
+		n.values = (s.N - s.Unchanged) * s.RowBytes()
 	}
 	if s.Flags&FlagCounts != 0 {
-		counts = s.N
+		n.counts = s.N
 	}
-	return keys, presence, values, counts
+	return n
 }
+
+// RowBytes returns the length of a row in [Body.Values].
+func (s Segment) RowBytes() int {
+	n := s.Dim * s.DType.Size()
+	if s.Flags&(FlagVersions|FlagNoValues) == FlagVersions {
+		n += VersionBytes
+	}
+	return n
+}
+
+// VersionBytes is the length of a version.
+const VersionBytes = 4
 
 // Size returns the length of the whole segment in bytes, a multiple of 8.
 func (s Segment) Size() int {
-	k, p, v, c := s.sizes()
-	return align8(SegmentHeaderSize + k + p + v + c)
+	n := s.sizes()
+	return align8(SegmentHeaderSize + n.keys + n.presence + n.known + n.unchanged + n.values + n.counts)
 }
 
 func align8(n int) int { return (n + 7) &^ 7 }
 
 // Put writes the header of s and the padding to dst, whose length must be
-// s.Size(), and returns the places to which the caller writes the arrays. Put clears the presence
-// bitmap.
+// s.Size(), and returns the places to which the caller writes the arrays. Put clears the bitmaps.
 func (s Segment) Put(dst []byte) Body {
 	le.PutUint64(dst[0:], uint64(s.Table))
 	le.PutUint32(dst[8:], uint32(s.N))
@@ -80,29 +116,43 @@ func (s Segment) Put(dst []byte) Body {
 	dst[14] = byte(s.DType)
 	dst[15] = s.Flags
 	le.PutUint32(dst[16:], math.Float32bits(s.LR))
-	le.PutUint32(dst[20:], 0)
+	le.PutUint32(dst[20:], uint32(s.Unchanged))
 	b, end := s.body(dst)
 	clear(b.Presence)
+	clear(b.Unchanged)
 	clear(dst[end:s.Size()])
 	return b
 }
 
+// LeaveOut changes a reply that Put has written to dst with room for all rows: the last rows of its values are not
+// used, because unchanged rows have none. It returns the new size of the segment.
+func (s Segment) LeaveOut(dst []byte, unchanged int) int {
+	s.Unchanged = unchanged
+	le.PutUint32(dst[20:], uint32(unchanged))
+	_, end := s.body(dst)
+	size := s.Size()
+	clear(dst[end:size])
+	return size
+}
+
 func (s Segment) body(b []byte) (body Body, end int) {
-	k, p, v, c := s.sizes()
-	at := SegmentHeaderSize
-	body.Keys = b[at : at+k : at+k]
-	at += k
-	body.Presence = b[at : at+p : at+p]
-	at += p
-	body.Values = b[at : at+v : at+v]
-	at += v
-	body.Counts = b[at : at+c : at+c]
-	return body, at + c
+	n, at := s.sizes(), SegmentHeaderSize
+	take := func(size int) []byte {
+		at += size
+		return b[at-size : at : at]
+	}
+	body.Keys = take(n.keys)
+	body.Presence = take(n.presence)
+	body.Known = take(n.known)
+	body.Unchanged = take(n.unchanged)
+	body.Values = take(n.values)
+	body.Counts = take(n.counts)
+	return body, at
 }
 
 // ParseSegment reads the first segment of payload. It checks that the header is valid, that
-// the arrays are inside payload, and that the padding is zero. CheckKeys and CheckFinite check
-// keys and values. Errors are CodeInvalidArgument.
+// the arrays are inside payload, that the padding is zero, and that the bitmap of unchanged rows has as many as the
+// header says. CheckKeys and CheckFinite check keys and values. Errors are CodeInvalidArgument.
 func ParseSegment(payload []byte) (s Segment, body Body, rest []byte, err error) {
 	if len(payload) < SegmentHeaderSize {
 		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
@@ -116,13 +166,11 @@ func ParseSegment(payload []byte) (s Segment, body Body, rest []byte, err error)
 		DType: rowraft.DType(payload[14]),
 		Flags: payload[15],
 		LR:    math.Float32frombits(le.Uint32(payload[16:])),
+
+		Unchanged: int(le.Uint32(payload[20:])),
 	}
 	if err := s.check(); err != nil {
 		return s, body, nil, err
-	}
-	if le.Uint32(payload[20:]) != 0 {
-		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: reserved bytes of a segment are not 0",
-			uint64(s.Table))
 	}
 	size := s.Size()
 	if size > len(payload) {
@@ -137,7 +185,24 @@ func ParseSegment(payload []byte) (s Segment, body Body, rest []byte, err error)
 				uint64(s.Table))
 		}
 	}
+	if err := s.checkUnchanged(body.Unchanged); err != nil {
+		return s, body, nil, err
+	}
 	return s, body, payload[size:], nil
+}
+
+// checkUnchanged checks the bitmap of unchanged rows.
+func (s Segment) checkUnchanged(bitmap []byte) error {
+	n := 0
+	for at := 0; at < len(bitmap); at += 8 {
+		n += bits.OnesCount64(le.Uint64(bitmap[at:]))
+	}
+	beyond := s.N % 64 // bits of the last word
+	if beyond > 0 && len(bitmap) > 0 && le.Uint64(bitmap[len(bitmap)-8:])>>beyond != 0 || n != s.Unchanged {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: the bitmap of %d rows marks %d as unchanged, or rows "+
+			"that are not there: the header says %d", uint64(s.Table), s.N, n, s.Unchanged)
+	}
+	return nil
 }
 
 func (s Segment) check() error {
@@ -153,6 +218,11 @@ func (s Segment) check() error {
 		return bad("dim %d: want 1 to %d", s.Dim, rowraft.MaxDim)
 	case s.N > rowraft.MaxKeysPerPart:
 		return bad("%d keys: want at most %d in one request", s.N, rowraft.MaxKeysPerPart)
+	case s.Flags&FlagKnown != 0 && s.Flags&(FlagVersions|FlagNoValues) != FlagVersions|FlagNoValues:
+		return bad("segment flags %#x: known versions are for a pull that wants versions", s.Flags)
+	case s.Unchanged > 0 && s.Flags&(FlagVersions|FlagNoValues) != FlagVersions || s.Unchanged > s.N:
+		return bad("%d rows unchanged of %d with flags %#x: only a reply with versions leaves rows out", s.Unchanged, s.N,
+			s.Flags)
 	case s.Flags&FlagLR == 0 && s.LR != 0:
 		return bad("a learning rate %v without FlagLR", s.LR)
 	case s.Flags&FlagLR != 0 && !(s.LR >= 0 && s.LR <= math.MaxFloat32):

@@ -21,7 +21,8 @@ func change(b []byte, offset int, value ...byte) []byte {
 }
 
 func TestParseSegmentRefuses(t *testing.T) {
-	good := golden(t, "payload_push.hex") // lr at 16, reserved at 20, keys at 24; the second segment at 56
+	good := golden(t, "payload_push.hex") // lr at 16, unchanged at 20, keys at 24; the second segment at 56
+	pull, reply := golden(t, "payload_pull_versions.hex"), golden(t, "payload_reply_versions.hex")
 	for _, tc := range []struct {
 		name    string
 		payload []byte
@@ -33,6 +34,13 @@ func TestParseSegmentRefuses(t *testing.T) {
 		{"no dtype", change(good, 14, 0), "dtype 0"},
 		{"an unknown dtype", change(good, 14, 3), "dtype 3"},
 		{"an unknown flag", change(good, 15, 0x41), "unknown segment flags 0x40"},
+		{"known versions of a push", change(good, 15, 0x21), "known versions are for a pull"},
+		{"known versions in a reply", change(reply, 15, 0x3c), "known versions are for a pull"},
+		{"rows left out of a pull", change(pull, 20, 1), "only a reply with versions leaves rows out"},
+		{"rows left out of a reply without versions", change(reply, 15, 0x0c), "only a reply with versions leaves rows out"},
+		{"more rows left out than there are", change(reply, 20, 4), "4 rows unchanged of 3"},
+		{"another number of rows left out", change(reply, 32, 3), "marks 2 as unchanged"},
+		{"a row left out that is not there", change(reply, 32, 0, 1), "rows that are not there"},
 		{"dim 0", change(good, 12, 0, 0), "dim 0"},
 		{"dim 4097", change(good, 12, 1, 16), "dim 4097"},
 		{"too many keys", change(good, 8, 1, 0, 4, 0), "262145 keys"},
@@ -41,7 +49,7 @@ func TestParseSegmentRefuses(t *testing.T) {
 		{"a negative rate", change(good, 19, 0xbf), "learning rate -0.5"},
 		{"an infinite rate", change(good, 16, 0, 0, 0x80, 0x7f), "learning rate +Inf"},
 		{"a rate that is no number", change(good, 16, 0, 0, 0xc0, 0x7f), "learning rate NaN"},
-		{"reserved bytes", change(good, 23, 1), "reserved"},
+		{"rows left out of a push", change(good, 23, 1), "only a reply with versions leaves rows out"},
 		{"padding", change(good[56:], 39, 1), "padding"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -312,10 +320,15 @@ func FuzzParseSegment(f *testing.F) {
 			t.Fatalf("%+v: size %d, %d of %d bytes left", s, n, len(rest), len(payload))
 		}
 		_, _ = CheckKeys(s.Table, body.Keys), CheckFinite(s, body.Values)
+		if s.N > 0 && (s.Unchanged > s.N || len(body.Values) > 0 && len(body.Values) != (s.N-s.Unchanged)*s.RowBytes()) {
+			t.Fatalf("%+v has %d bytes of values", s, len(body.Values))
+		}
 		again := make([]byte, n)
 		b := s.Put(again)
 		copy(b.Keys, body.Keys)
 		copy(b.Presence, body.Presence)
+		copy(b.Known, body.Known)
+		copy(b.Unchanged, body.Unchanged)
 		copy(b.Values, body.Values)
 		if !bytes.Equal(again, payload[:n]) {
 			t.Fatalf("%+v does not write what it was read from", s)

@@ -52,9 +52,15 @@ var cachePatterns = []string{"trainer", "reader"}
 var cacheArms = []struct {
 	name  string
 	reuse func(step uint64) client.Reuse // nil: no copies
+	whole bool                           // copies that are too old are pulled whole, also if they have not changed
 }{
-	{"no cache", nil},
-	{"reuse", func(step uint64) client.Reuse { return client.Reuse{Now: step, Since: step - cacheStaleness} }},
+	{"no cache", nil, false},
+	{"reuse", reuseSteps, true},
+	{"reuse, versions", reuseSteps, false},
+}
+
+func reuseSteps(step uint64) client.Reuse {
+	return client.Reuse{Now: step, Since: step - cacheStaleness}
 }
 
 // cacheResult is the JSON of `bench cache`; the field names are a contract. Bytes are those on the client's
@@ -91,10 +97,12 @@ type cacheSkew struct {
 type cacheArm struct {
 	Pattern string  `json:"pattern"`
 	Name    string  `json:"name"`
-	Pulled  float64 `json:"rows_pulled"` // the others came from copies
-	Bytes   float64 `json:"bytes_pulled"`
-	Saved   float64 `json:"saved"` // share of the bytes that the same pattern pulls without a cache
-	Pushed  float64 `json:"bytes_pushed"`
+	Pulled  float64 `json:"rows_pulled"` // the others came from copies that are new enough
+	// Unchanged counts those of Pulled that the servers did not send, because the copies had not changed.
+	Unchanged float64 `json:"rows_unchanged"`
+	Bytes     float64 `json:"bytes_pulled"`
+	Saved     float64 `json:"saved"` // share of the bytes that the same pattern pulls without a cache
+	Pushed    float64 `json:"bytes_pushed"`
 	// SavedOfAll is the share of the bytes pulled and pushed, replies to pushes included.
 	SavedOfAll float64 `json:"saved_of_all"`
 	Millis     float64 `json:"pull_ms"`
@@ -171,8 +179,9 @@ func (b *cacheBench) measure(ctx context.Context, skew float64, progress io.Writ
 			}
 			arm.Saved = 1 - arm.Bytes/without.Bytes
 			arm.SavedOfAll = 1 - (arm.Bytes+arm.Pushed)/(without.Bytes+without.Pushed)
-			fmt.Fprintf(progress, "%s, %s, %s: %.0f of %.0f rows, %s per batch, %.1f %% saved\n", skewName(skew), pattern,
-				arm.Name, arm.Pulled, rows, humanize.IBytes(uint64(arm.Bytes)), 100*arm.Saved)
+			fmt.Fprintf(progress, "%s, %s, %s: %.0f of %.0f rows, %.0f of them unchanged, %s per batch, %.1f %% saved\n",
+				skewName(skew), pattern, arm.Name, arm.Pulled, rows, arm.Unchanged, humanize.IBytes(uint64(arm.Bytes)),
+				100*arm.Saved)
 			out.Rows = rows
 			out.Arms = append(out.Arms, *arm)
 		}
@@ -186,7 +195,7 @@ func (b *cacheBench) run(ctx context.Context, skew float64, pattern string, way 
 	reuse := cacheArms[way].reuse
 	opts := client.Options{}
 	if reuse != nil {
-		opts.CacheBytes = b.cacheBytes
+		opts.CacheBytes, opts.WholeRows = b.cacheBytes, cacheArms[way].whole
 	}
 	from, err := b.dial(ctx, opts)
 	if err != nil {
@@ -233,6 +242,7 @@ func (b *cacheBench) run(ctx context.Context, skew float64, pattern string, way 
 	if reuse != nil {
 		now := from.Copies()
 		pulled = float64(now.Stale + now.Misses - before.Stale - before.Misses)
+		arm.Unchanged = float64(now.Unchanged-before.Unchanged) / cacheBatches
 	}
 	arm.Pulled, arm.Bytes, arm.Pushed = pulled/cacheBatches, sent/cacheBatches, pushed/cacheBatches
 	arm.Millis = seconds / cacheBatches * 1e3
@@ -342,6 +352,9 @@ func (r *cacheResult) print(w io.Writer) error {
 		pairs = append(pairs, skewName(s.Skew), fmt.Sprintf("%.0f distinct rows a batch", s.Rows))
 		for _, a := range s.Arms {
 			text := fmt.Sprintf("%s: %.0f rows, %s in %.1f ms", a.Name, a.Pulled, humanize.IBytes(uint64(a.Bytes)), a.Millis)
+			if a.Unchanged > 0 {
+				text += fmt.Sprintf("; %.0f rows unchanged", a.Unchanged)
+			}
 			if a.Name != cacheArms[0].name {
 				text += fmt.Sprintf("; saves %.1f %%, with pushes %.1f %%", 100*a.Saved, 100*a.SavedOfAll)
 			}

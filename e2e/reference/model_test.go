@@ -173,7 +173,7 @@ func (d *duel) comparePull(m *shard.Machine, t *Table) {
 			ask.keys = append(ask.keys, k)
 		}
 	}
-	reply, _, err := m.Pull(payloadOf(ask), true, func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n) })
+	reply, _, err := m.Pull(payloadOf(ask), true, 0, func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n) })
 	if err != nil {
 		d.t.Fatal(err)
 	}

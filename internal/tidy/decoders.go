@@ -145,6 +145,10 @@ var noDecoders = map[string]string{
 	"wire.Widen": "as many numbers as its caller has room for, of bytes that it has " +
 		"measured",
 	"shard/rowstore/coldfile.File.readOne":       "a record that has its length, and its checksum",
+	"client.segmentRows.getVersions":             "as many rows as ParseSegment has measured",
+	"shard/rowstore.leaveOut":                    "as many versions as PullVersions has measured",
+	"shard/rowstore.knownVersion":                "likewise",
+	"wire.Segment.checkUnchanged":                "a bitmap that ParseSegment has measured, in wire.FuzzParseSegment",
 	"shard/rowstore.floats":                      "numbers of a record that has its length",
 	"shard/rowstore.convert":                     "numbers of a record that has its length",
 	"raftstore/frame.Reader.Uint16":              "a field of what Open has checked",

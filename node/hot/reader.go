@@ -144,7 +144,8 @@ func (c *Reader) parse(ctx context.Context, m *clustermap.Map, req *rowraftv1.Pu
 				return nil, 0, err
 			}
 		}
-		copied = copied && seg.Flags == wire.FlagNoValues && seg.Dim == schema.Dim
+		copied = copied && seg.Flags&^(wire.FlagVersions|wire.FlagKnown) == wire.FlagNoValues && seg.Dim == schema.Dim
+		seg.Flags = wire.FlagNoValues // copies have no versions: the reply has all rows, and states none
 		give := seg
 		give.Flags = wire.FlagNoKeys
 		keys, size = keys+seg.N, size+give.Size()
@@ -205,7 +206,8 @@ func countKeys(payload []byte) (n int) {
 // copyRequest returns a read with the bounds of req, and no keys. It shares nothing with req.
 func copyRequest(req *rowraftv1.PullRequest) *rowraftv1.PullRequest {
 	return &rowraftv1.PullRequest{MapVersion: req.MapVersion, Shard: req.Shard, Mode: req.Mode, TableEpoch: req.TableEpoch,
-		MinIndex: req.MinIndex, Presence: req.Presence, MaxAgeNs: req.MaxAgeNs, MaxLag: req.MaxLag}
+		MinIndex: req.MinIndex, Presence: req.Presence, MaxAgeNs: req.MaxAgeNs, MaxLag: req.MaxLag,
+		KnownEpoch: req.KnownEpoch}
 }
 
 func tooOld(req *rowraftv1.PullRequest, age uint64) error {

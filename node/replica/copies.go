@@ -23,8 +23,9 @@ const (
 
 // CopyRows reads rows for another server.
 func (s *replicaService) CopyRows(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-	call := s.h.traffic.Begin(traffic.CopyRows, req.Payload, req.Presence)
+	call := s.h.traffic.Begin(traffic.CopyRows, req.Payload)
 	reply, err := s.copyRows(ctx, req)
+	call.Replied(reply.GetPayload())
 	call.End(err)
 	return reply, err
 }

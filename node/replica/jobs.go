@@ -22,7 +22,7 @@ func (s *tableService) PushStepMany(req *rowraftv1.PushStepManyRequest,
 
 // PushStep gives a worker's gradients to the step, and waits for its outcome.
 func (s *tableService) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
-	call := s.h.traffic.Begin(traffic.StepPush, req.Payload, false)
+	call := s.h.traffic.Begin(traffic.StepPush, req.Payload)
 	reply, err := s.pushStep(ctx, req)
 	call.End(err)
 	return reply, err

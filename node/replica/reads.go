@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/shard"
 )
 
 // leadReadTimeout is how long a pull waits for its minimum index.
@@ -29,15 +30,16 @@ const maxAhead = 1 << 32
 // pulled is the result of a pull.
 type pulled struct {
 	payload []byte
-	index   rowraft.Index // the rows reflect this index or a later one
+	at      shard.Position
 	age     time.Duration // for a bounded read: the age and lag of the rows
 	lag     uint64
 }
 
 // Pull reads rows of one shard in the mode that the request names.
 func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-	call := s.h.traffic.Begin(traffic.Pull, req.Payload, req.Presence)
+	call := s.h.traffic.Begin(traffic.Pull, req.Payload)
 	reply, err := s.pull(ctx, req)
+	call.Replied(reply.GetPayload())
 	call.End(err)
 	return reply, err
 }
@@ -91,7 +93,7 @@ func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraf
 	t.Shrink(len(got.payload)) // the request's bytes are released on return
 	admit.KeepUntilTaken(ctx, t)
 	return &rowraftv1.PullReply{
-		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age),
+		TableEpoch: uint64(got.at.Epoch), AppliedIndex: uint64(got.at.Applied), Payload: got.payload, AgeNs: uint64(got.age),
 		Lag: got.lag,
 	}, nil
 }
@@ -157,7 +159,8 @@ func (r *replica) awaitApplied(ctx context.Context, index rowraft.Index) error {
 // pullRows reads the rows of a pull that t admitted.
 func (r *replica) pullRows(req *rowraftv1.PullRequest, t *admit.Ticket) (got pulled, err error) {
 	var overLimit error
-	got.payload, got.index, err = r.machine.Pull(req.Payload, req.Presence, func(size int) []byte {
+	known := rowraft.TableEpoch(req.KnownEpoch)
+	got.payload, got.at, err = r.machine.Pull(req.Payload, req.Presence, known, func(size int) []byte {
 		if overLimit = t.Grow(len(req.Payload) + size); overLimit != nil {
 			return nil
 		}

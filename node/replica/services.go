@@ -29,7 +29,7 @@ func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (
 			segments = rest
 		}
 	}
-	call := s.h.traffic.Begin(traffic.OfWrite(wire.Op(req.Op)), segments, false) // before write releases the payload
+	call := s.h.traffic.Begin(traffic.OfWrite(wire.Op(req.Op)), segments) // before write releases the payload
 	reply, err := s.write(ctx, req)
 	call.End(err)
 	return reply, err

@@ -93,7 +93,7 @@ func (s *summing) counted(t *testing.T) float32 {
 	for i := range ask.N {
 		binary.LittleEndian.PutUint64(body.Keys[8*i:], uint64(i))
 	}
-	reply, _, err := s.machine.Pull(payload, false, func(n int) []byte { return make([]byte, n) })
+	reply, _, err := s.machine.Pull(payload, false, 0, func(n int) []byte { return make([]byte, n) })
 	if err != nil {
 		t.Fatal(err)
 	}

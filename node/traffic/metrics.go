@@ -12,7 +12,9 @@ var (
 	requestsDesc = desc("requests_total", "Requests for a shard, by operation, result and table. A request that names "+
 		"two tables counts for both; the table is empty if the request names none, \"unknown\" if the cluster does not "+
 		"have it.", labels...)
-	keysDesc     = desc("request_keys_total", "Keys of these requests.", labels...)
+	keysDesc      = desc("request_keys_total", "Keys of these requests.", labels...)
+	unchangedDesc = desc("unchanged_keys_total", "Keys of pulls whose rows were not sent, because the client had their "+
+		"version.", labels...)
 	receivedDesc = desc("received_bytes_total", "Bytes of keys and values that these requests brought.", labels...)
 	sentDesc     = desc("sent_bytes_total", "Bytes of rows that the answers to these requests took.", labels...)
 	tookDesc     = desc("request_seconds", "Time from the arrival of a request to its answer, of requests that were "+
@@ -20,7 +22,7 @@ var (
 )
 
 // Descs describes the metrics of Collect.
-var Descs = []*prometheus.Desc{requestsDesc, keysDesc, receivedDesc, sentDesc, tookDesc}
+var Descs = []*prometheus.Desc{requestsDesc, keysDesc, unchangedDesc, receivedDesc, sentDesc, tookDesc}
 
 // Collect sends the counters that are not 0.
 func (c *Counts) Collect(ch chan<- prometheus.Metric) {
@@ -50,6 +52,9 @@ func (c *Counts) Collect(ch chan<- prometheus.Metric) {
 				}
 				send(requestsDesc, sum.requests)
 				send(keysDesc, sum.keys)
+				if op == int(Pull) {
+					send(unchangedDesc, sum.unchanged)
+				}
 				send(receivedDesc, sum.received)
 				send(sentDesc, sum.sent)
 			}
@@ -57,7 +62,7 @@ func (c *Counts) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-type numbers struct{ requests, keys, received, sent uint64 }
+type numbers struct{ requests, keys, unchanged, received, sent uint64 }
 
 // merged returns the sums of the tables at the begin of list that have the same name: a user may call a table "other".
 func merged(list []*table, op, code int) (n numbers) {
@@ -68,6 +73,7 @@ func merged(list []*table, op, code int) (n numbers) {
 		from := &t.by[op][code]
 		n.requests += from.requests.Load()
 		n.keys += from.keys.Load()
+		n.unchanged += from.unchanged.Load()
 		n.received += from.received.Load()
 		n.sent += from.sent.Load()
 	}

@@ -71,7 +71,7 @@ func codeName(i int) string {
 var refusals = [...]string{"queue", "log", "disk", "sessions", "window", "checkpoint", "steps", "waiters", "unnamed"}
 
 // counters are the numbers of one operation, result and table.
-type counters struct{ requests, keys, received, sent atomic.Uint64 }
+type counters struct{ requests, keys, unchanged, received, sent atomic.Uint64 }
 
 // table has the counters of one name.
 type table struct {
@@ -121,11 +121,12 @@ type Call struct {
 type part struct {
 	table                *table
 	keys, received, sent uint64
+	unchanged            uint64 // keys whose rows were not sent, because the client has them
 }
 
 // Begin starts the count of a request. payload has the segments of the request. End does not read it: the service may
 // release it before.
-func (c *Counts) Begin(op Op, payload []byte, presence bool) (call Call) {
+func (c *Counts) Begin(op Op, payload []byte) (call Call) {
 	if c == nil {
 		return call
 	}
@@ -135,11 +136,7 @@ func (c *Counts) Begin(op Op, payload []byte, presence bool) (call Call) {
 		if err != nil {
 			break // the service refuses the request
 		}
-		p := part{table: c.tableOf(seg.Table), keys: uint64(seg.N), received: uint64(len(payload) - len(rest))}
-		if op == Pull || op == CopyRows {
-			p.sent = replySize(seg, presence)
-		}
-		call.add(p)
+		call.add(part{table: c.tableOf(seg.Table), keys: uint64(seg.N), received: uint64(len(payload) - len(rest))})
 		payload = rest
 	}
 	return call
@@ -157,13 +154,24 @@ func (c *Counts) BeginTable(op Op, id rowraft.TableID) (call Call) {
 	return call
 }
 
-// replySize returns the bytes of the answer to a segment of a pull.
-func replySize(seg wire.Segment, presence bool) uint64 {
-	seg.Flags = wire.FlagNoKeys
-	if presence {
-		seg.Flags |= wire.FlagPresence
+// Replied counts the reply to a pull, which has a segment for each of the request.
+func (call *Call) Replied(payload []byte) {
+	for i := 0; i < call.n && len(payload) > 0; i++ {
+		seg, _, rest, err := wire.ParseSegment(payload)
+		if err != nil {
+			return
+		}
+		p := call.part(i)
+		p.sent, p.unchanged = uint64(len(payload)-len(rest)), uint64(seg.Unchanged)
+		payload = rest
 	}
-	return uint64(seg.Size())
+}
+
+func (call *Call) part(i int) *part {
+	if i < fixedParts {
+		return &call.parts[i]
+	}
+	return &call.more[i-fixedParts]
 }
 
 func (call *Call) add(p part) {
@@ -200,11 +208,8 @@ func (call *Call) End(err error) {
 	if call.n == 0 {
 		c.none.by[call.op][code].requests.Add(1)
 	}
-	for i := range min(call.n, fixedParts) {
-		call.parts[i].count(call.op, code)
-	}
-	for i := range call.more {
-		call.more[i].count(call.op, code)
+	for i := range call.n {
+		call.part(i).count(call.op, code)
 	}
 }
 
@@ -213,6 +218,9 @@ func (p *part) count(op Op, code int) {
 	n.requests.Add(1)
 	if p.keys > 0 {
 		n.keys.Add(p.keys)
+	}
+	if p.unchanged > 0 {
+		n.unchanged.Add(p.unchanged)
 	}
 	if p.received > 0 {
 		n.received.Add(p.received)

@@ -60,15 +60,19 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 func TestRequestsAreCountedByOperationCodeAndTable(t *testing.T) {
 	c := New(cluster{1: "clicks", 2: "users"}.name)
 	for _, err := range []error{nil, nil, &rowraft.NotLeaderError{}} {
-		call := c.Begin(Push, payload(10, 1, 2), false)
+		call := c.Begin(Push, payload(10, 1, 2))
 		call.End(err)
 	}
-	call := c.Begin(Pull, payload(3, 2, 7), false)
+	rows := wire.Segment{N: 3, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoKeys | wire.FlagVersions}
+	reply := make([]byte, rows.Size())
+	rows.Put(reply).Unchanged[0] = 4
+	reply = reply[:rows.LeaveOut(reply, 1)]
+	call := c.Begin(Pull, payload(3, 2, 7))
+	call.Replied(reply)
 	call.End(nil)
 	call = c.BeginTable(OpenSession, 0)
 	call.End(&rowraft.OverloadedError{Limit: "sessions"})
 
-	rows := wire.Segment{N: 3, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoKeys}
 	push := float64(wire.SegmentHeaderSize + 10*(8+4*4))
 	got := collected(t, c)
 	for name, want := range map[string]float64{
@@ -78,7 +82,8 @@ func TestRequestsAreCountedByOperationCodeAndTable(t *testing.T) {
 		"rowraft_received_bytes_total OK push clicks":      2 * push,
 		"rowraft_sent_bytes_total OK push clicks":          0,
 		"rowraft_requests_total OK pull users":             1,
-		"rowraft_sent_bytes_total OK pull users":           float64(rows.Size()),
+		"rowraft_sent_bytes_total OK pull users":           24 + 8 + 2*(4+4*4),
+		"rowraft_unchanged_keys_total OK pull users":       1,
 		"rowraft_requests_total OK pull unknown":           1,
 		"rowraft_requests_total Overloaded open_session ":  1,
 		"rowraft_request_seconds push":                     2, // not the refused one
@@ -106,7 +111,7 @@ func TestTablesHaveABound(t *testing.T) {
 	}
 	c := New(tables.name)
 	request := func(id rowraft.TableID) {
-		call := c.Begin(Push, payload(1, id), false)
+		call := c.Begin(Push, payload(1, id))
 		call.End(nil)
 	}
 	for id := rowraft.TableID(1); id <= maxTables+20; id++ {
@@ -141,7 +146,7 @@ func TestIDsHaveABound(t *testing.T) {
 	for id := rowraft.TableID(1); id <= times; id++ {
 		delete(tables, id-1)
 		tables[id] = "clicks"
-		call := c.Begin(Push, payload(1, id), false)
+		call := c.Begin(Push, payload(1, id))
 		call.End(nil)
 	}
 	if n := len(*c.tables.Load()); n > maxIDs {
@@ -156,9 +161,9 @@ func TestACallAllocatesNothing(t *testing.T) {
 	c := New(cluster{1: "clicks", 2: "users"}.name)
 	p, failed := payload(100, 1, 2), errors.New("failed")
 	if n := testing.AllocsPerRun(100, func() {
-		call := c.Begin(Push, p, false)
+		call := c.Begin(Push, p)
 		call.End(nil)
-		call = c.Begin(Push, p, false)
+		call = c.Begin(Push, p)
 		call.End(failed)
 	}); n > 2 { // those of errors.As for the failed call
 		t.Errorf("%v allocations", n)
@@ -172,7 +177,7 @@ func BenchmarkCall(b *testing.B) {
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			call := c.Begin(Push, p, false)
+			call := c.Begin(Push, p)
 			call.End(nil)
 		}
 	})

@@ -46,9 +46,9 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	}
 	t.lock.RLock()
 	defer t.lock.RUnlock()
-	defer t.index.grace.leave(t.index.grace.enter())
+	defer t.index.grace.Leave(t.index.grace.Enter())
 	if t.index.tier != nil {
-		return t.index.tier.pull(keys, dst, dt, present)
+		return t.index.tier.pull(keys, dst, dt, present, 0)
 	}
 	var ahead chunks
 	ahead.start(t, keys, t.index.stateAt, false)
@@ -61,7 +61,7 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 		for i, key := range keys[base : base+n] {
 			out := dst[:rowBytes:rowBytes]
 			dst = dst[rowBytes:]
-			if !t.index.read(c, i, key, out, dt) {
+			if t.index.read(c, i, key, out, dt, noVersion) == 0 {
 				t.index.putInitial(out, dt, key)
 				continue
 			}
@@ -265,7 +265,7 @@ func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, 
 func (t *Table) Contains(key rowraft.Key) bool {
 	t.lock.RLock()
 	defer t.lock.RUnlock()
-	defer t.index.grace.leave(t.index.grace.enter())
+	defer t.index.grace.Leave(t.index.grace.Enter())
 	slot, tag := t.index.locate(key)
 	return t.index.has(slot, tag, key)
 }

@@ -130,7 +130,7 @@ func TestHeldReader(t *testing.T) {
 	mustUpdate(t, table, keys, ones)
 	slot, tag := table.index.locate(keys[7])
 
-	e := table.index.grace.enter()
+	e := table.index.grace.Enter()
 	seg := table.index.slots[slot].whole.root.load()
 	for n := range 20 { // the slot outgrows seg
 		more := make([]rowraft.Key, len(keys))
@@ -158,7 +158,7 @@ func TestHeldReader(t *testing.T) {
 		}
 		return n
 	}
-	table.index.grace.leave(e)
+	table.index.grace.Leave(e)
 	mustUpdate(t, table, keys, ones)
 	mustUpdate(t, table, keys, ones)
 	if used, want := table.index.blocks.Stats().UsedBytes, index(); used != want || held <= want {
@@ -175,18 +175,18 @@ func TestRetiredPlaceReadsAsGone(t *testing.T) {
 	seg := table.index.slots[slot].whole.root.load()
 	p, _, _ := seg.next(tag, tag)
 
-	e := table.index.grace.enter()
+	e := table.index.grace.Enter()
 	var c chunk
 	table.index.lookup(&c, []rowraft.Key{5}, 8)
 	mustDelete(t, table, 5)
-	if table.index.read(&c, 0, 5, make([]byte, 8), rowraft.Float32) {
+	if table.index.read(&c, 0, 5, make([]byte, 8), rowraft.Float32, noVersion) != 0 {
 		t.Error("a row that was taken out was read")
 	}
 	mustUpdate(t, table, []rowraft.Key{6, 7}, []float32{1, 1, 1, 1})
 	if v := table.index.at(p).loadVersion(); v != gone {
 		t.Errorf("the place was reused, version %d, while a reader held it", v)
 	}
-	table.index.grace.leave(e)
+	table.index.grace.Leave(e)
 	table.index.reclaim()
 	table.index.reclaim()
 	if again, err := table.index.slab.Alloc(); err != nil || again != p {

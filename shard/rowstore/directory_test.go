@@ -97,7 +97,7 @@ func TestEqualTagsDoNotSplitForever(t *testing.T) {
 func TestHeldBucketKeepsItsRows(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Dense, rowraft.SGD, 1))
 	table.index.longest = 16
-	defer table.index.grace.leave(table.index.grace.enter())
+	defer table.index.grace.Leave(table.index.grace.Enter())
 	type held struct {
 		key rowraft.Key
 		tag uint32

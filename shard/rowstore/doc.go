@@ -106,7 +106,7 @@
 // On amd64, loads keep their order and stores keep theirs, whatever their width, and the atomics
 // stop the compiler from reordering: the fences are empty. On arm64, w3 is STLR and r1 is LDAR, but
 // STLR does not order what follows it and LDAR does not order what precedes it: the fences are
-// DMB ISHST and DMB ISHLD. Other machines use a lock between readers and the writer (rowLock), and
+// DMB ISHST and DMB ISHLD. Other machines use a lock between readers and the writer (order.RowLock), and
 // so does the race detector where records lie on the Go heap (not Linux).
 //
 // The writer stores an index entry after the record is busy and has its key. A reader loads the

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -20,7 +21,7 @@ func (x *index) each(slot rowraft.Slot, touched int, do func(e uint64, r record)
 	var addr [scanRecords]unsafe.Pointer
 	n := 0
 	flush := func() {
-		prefetch(&addr[0], n, 0, min(touched, maxPrefetch))
+		order.Prefetch(&addr[0], n, 0, min(touched, maxPrefetch))
 		for i := range n {
 			do(entry[i], record{addr[i]})
 		}

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // Commands of membarrier(2).
@@ -37,5 +39,5 @@ func pauseFence() {
 
 // storeClaim stores v after all earlier ordered stores. (Images written past the caches are not ordered.)
 func storeClaim(p *atomic.Int64, v int64) {
-	storeVersion((*uint64)(unsafe.Pointer(p)), uint64(v))
+	order.Store((*uint64)(unsafe.Pointer(p)), uint64(v))
 }

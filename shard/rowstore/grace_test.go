@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // TestGraceWaitsForReaders: a retired object is freed as soon as the readers that had entered before have
@@ -27,7 +28,7 @@ func TestGraceWaitsForReaders(t *testing.T) {
 	if held() != 0 {
 		t.Fatalf("%d segments held without a reader, want 0", held())
 	}
-	old := table.index.grace.enter()
+	old := table.index.grace.Enter()
 	retire()
 	for range 5 {
 		table.index.reclaim()
@@ -35,15 +36,15 @@ func TestGraceWaitsForReaders(t *testing.T) {
 	if held() != 1 {
 		t.Fatalf("%d segments held while a reader may use one, want 1", held())
 	}
-	young := table.index.grace.enter() // entered after one epoch ended
+	young := table.index.grace.Enter() // entered after one epoch ended
 	retire()
-	table.index.grace.leave(old)
+	table.index.grace.Leave(old)
 	table.index.reclaim()
 	table.index.reclaim()
 	if held() != 1 {
 		t.Fatalf("%d segments held while a reader may use the second, want 1", held())
 	}
-	table.index.grace.leave(young)
+	table.index.grace.Leave(young)
 	table.index.reclaim()
 	table.index.reclaim()
 	if held() != 0 {
@@ -55,7 +56,7 @@ func TestGraceWaitsForReaders(t *testing.T) {
 // when grace allows; no reader holds a freed object.
 func TestGraceWithConcurrentReaders(t *testing.T) {
 	type object struct{ freed atomic.Bool }
-	var g grace
+	var g order.Grace
 	var current atomic.Pointer[object]
 	current.Store(new(object))
 	var done atomic.Bool
@@ -63,7 +64,7 @@ func TestGraceWithConcurrentReaders(t *testing.T) {
 	for range 3 {
 		wg.Go(func() {
 			for !done.Load() {
-				e := g.enter()
+				e := g.Enter()
 				o := current.Load()
 				for range 20 {
 					if o.freed.Load() {
@@ -71,7 +72,7 @@ func TestGraceWithConcurrentReaders(t *testing.T) {
 						done.Store(true)
 					}
 				}
-				g.leave(e)
+				g.Leave(e)
 			}
 		})
 	}
@@ -79,9 +80,9 @@ func TestGraceWithConcurrentReaders(t *testing.T) {
 	freed := 0
 	for n := 0; n < 1_000_000 && freed < 20_000 && !done.Load(); n++ {
 		old := current.Swap(new(object))
-		e := g.epoch.Load()
+		e := g.Epoch()
 		waiting[e&1] = append(waiting[e&1], old)
-		if e, ok := g.advance(); ok {
+		if e, ok := g.Advance(); ok {
 			for _, o := range waiting[e&1] {
 				o.freed.Store(true)
 				freed++

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 const lineBytes = 64 // the size of a cache line
@@ -65,7 +66,7 @@ func (s *Snapshot) newImage() (slab.Place, unsafe.Pointer, error) {
 	}
 	f.n--
 	if next := f.n - imagesAhead; next >= 0 && !s.t.index.imageLines {
-		prefetch(&f.at[next], 1, 0, s.t.index.imageBytes())
+		order.Prefetch(&f.at[next], 1, 0, s.t.index.imageBytes())
 	}
 	return f.place[f.n], f.at[f.n], nil
 }
@@ -93,7 +94,7 @@ func (s *Snapshot) readyMore() error {
 		f.at[i] = images.At(f.place[i])
 	}
 	if first := max(0, f.n-imagesAhead); !s.t.index.imageLines {
-		prefetch(&f.at[first], f.n-first, 0, s.t.index.imageBytes())
+		order.Prefetch(&f.at[first], f.n-first, 0, s.t.index.imageBytes())
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 
 // index finds the rows of the table by key, and counts the changes of each slot.
 //
-// Readers may look up keys at any time between grace.enter and grace.leave; the writer alone changes the index.
+// Readers may look up keys at any time between grace.Enter and grace.Leave; the writer alone changes the index.
 type index struct {
 	records
 	ownedSlots

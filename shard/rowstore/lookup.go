@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // chunkKeys is how many keys a lookup handles together.
@@ -84,7 +85,7 @@ func (ss *snapshots) prefetchSlots(c *chunk, n int) {
 	for i, slot := range c.slot[:n] {
 		addr[i] = unsafe.Pointer(ss.index.slot(slot))
 	}
-	prefetch(&addr[0], n, 0, int(unsafe.Sizeof(slotState{})))
+	order.Prefetch(&addr[0], n, 0, int(unsafe.Sizeof(slotState{})))
 	for _, s := range ss.running {
 		for i, slot := range c.slot[:n] {
 			addr[i] = unsafe.Pointer(&noRow)
@@ -92,7 +93,7 @@ func (ss *snapshots) prefetchSlots(c *chunk, n int) {
 				addr[i] = unsafe.Pointer(&page[slot%cutsPerPage])
 			}
 		}
-		prefetch(&addr[0], n, 0, int(unsafe.Sizeof(cut{})))
+		order.Prefetch(&addr[0], n, 0, int(unsafe.Sizeof(cut{})))
 	}
 }
 
@@ -113,7 +114,7 @@ func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) {
 			c.addr[i] = unsafe.Pointer(&seg[tag&uint32(len(seg)-1)])
 		}
 	}
-	prefetch(&c.addr[0], len(keys), 0, 8)
+	order.Prefetch(&c.addr[0], len(keys), 0, 8)
 }
 
 // prefetchRecords sets addr to the record of the first entry with the key's tag, or to noRow, and prefetches
@@ -128,7 +129,7 @@ func (x *index) prefetchRecords(c *chunk, n, touched int) {
 			c.addr[i] = x.slab.At(p)
 		}
 	}
-	prefetch(&c.addr[0], n, keyOffset, touched)
+	order.Prefetch(&c.addr[0], n, keyOffset, touched)
 }
 
 // record returns the record of keys[i] after lookup. ok is false if the key has no row.

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // Flags in the version of a record. A slot's counter never reaches them.
@@ -17,43 +18,47 @@ const (
 func (r record) loadVersion() uint64 { return atomic.LoadUint64(r.version()) }
 
 // setVersion ends a change: a reader that loads v sees all stores before it.
-func (r record) setVersion(v uint64) { storeVersion(r.version(), v) }
+func (r record) setVersion(v uint64) { order.Store(r.version(), v) }
 
 // setBusy begins a change: a reader that loads a later store finds the
 // record busy, or with a later version.
 func (r record) setBusy() {
-	storeVersion(r.version(), *r.version()|busy)
-	storeFence()
+	order.Store(r.version(), *r.version()|busy)
+	order.StoreFence()
 }
 
-// read writes the weights of key to dst, all from one version, and reports whether key has
-// a row. It never blocks the writer. It waits while the writer changes the row.
+// read writes the weights of key to dst, all from one version, and returns the version; 0 if key has no row. If the
+// row has version known, read does not write them. It never blocks the writer. It waits while the writer changes the
+// row.
 // REQUIRES: the caller has entered t.index.grace.
-func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DType) bool {
+func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DType, known uint64) uint64 {
 	r, ok := x.record(c, i, key)
 	for ok {
-		if x.copied(r, dst, dt) {
-			return true
+		if v := x.copied(r, dst, dt, known); v != 0 {
+			return v
 		}
 		// The writer removed the row after the lookup. It may have created a new one since.
 		r, ok = x.find(c.slot[i], c.tag[i], key)
 	}
-	return false
+	return 0
 }
 
-// copied writes the weights of r to dst, all from one version. It returns false if r is no longer in the index. It
-// waits while the writer changes the row.
-func (x *index) copied(r record, dst []byte, dt rowraft.DType) bool {
+// copied writes the weights of r to dst, all from one version, and returns the version; 0 if r is no longer in the
+// index. If the row has version known, copied does not write them. It waits while the writer changes the row.
+func (x *index) copied(r record, dst []byte, dt rowraft.DType, known uint64) uint64 {
 	for tries := 1; ; tries++ {
 		v := r.loadVersion()
 		if v == gone {
-			return false
+			return 0
+		}
+		if v == known { // not busy: no version is
+			return v
 		}
 		if v&busy == 0 {
 			convert(dst, dt, x.weights(r), x.storage)
-			loadFence()
+			order.LoadFence()
 			if r.loadVersion() == v {
-				return true
+				return v
 			}
 		}
 		if tries%64 == 0 {

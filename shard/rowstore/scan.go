@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // Listing lists the rows that one slot had when the Listing began, in no particular order and in
@@ -23,7 +24,7 @@ type Listing struct {
 // writer (see "Concurrency"). List takes time linear in the number of the slot's segments: some µs
 // for a million rows.
 func (t *Table) List(slot rowraft.Slot) *Listing {
-	l := &Listing{t: t, epoch: t.index.grace.enter()}
+	l := &Listing{t: t, epoch: t.index.grace.Enter()}
 	l.walk.begin(t.index.slot(slot))
 	return l
 }
@@ -38,7 +39,7 @@ func (l *Listing) Entries() (n int) {
 
 // End allows the table to reuse the memory of removed rows and segments. It may be called after the
 // table was closed.
-func (l *Listing) End() { l.t.index.grace.leave(l.epoch) }
+func (l *Listing) End() { l.t.index.grace.Leave(l.epoch) }
 
 // AppendKeys looks at the next most (> 0) index entries and appends the keys of their rows to dst.
 // It may run concurrently with everything except Close, as a pull may. done means that no entries
@@ -60,7 +61,7 @@ func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 	var cold []coldEntry
 	n := 0
 	flush := func() {
-		prefetch(&addr[0], n, keyOffset, min(touched, maxPrefetch))
+		order.Prefetch(&addr[0], n, keyOffset, min(touched, maxPrefetch))
 		for _, p := range addr[:n] {
 			do(record{p})
 		}

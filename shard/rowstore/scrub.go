@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // slotCheck is the state of CheckSlot between two calls. The check walks the segments that the slot
@@ -110,7 +111,7 @@ func (c *slotCheck) next(x *index, most int) (size int, ok bool) {
 		return slot == c.slot && tag == want
 	}
 	hash := func() bool { // adds the records at addr
-		prefetch(&addr[0], n, keyOffset, min(x.recordBytes(), maxPrefetch))
+		order.Prefetch(&addr[0], n, keyOffset, min(x.recordBytes(), maxPrefetch))
 		for i := range n {
 			if !add(record{addr[i]}, tags[i]) {
 				return false

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // MaxSnapshots is how many snapshots of a table run concurrently. A snapshot is as slow as its
@@ -279,9 +280,9 @@ func (s *Snapshot) tryAppend(
 		dst, maxEntries = s.appendRows(dst, &to, since, c.version, maxEntries)
 	} else {
 		s.slotMu.Unlock()
-		epoch := s.t.index.grace.enter() // the memory that is read is not reused
+		epoch := s.t.index.grace.Enter() // the memory that is read is not reused
 		dst, maxEntries = s.appendRows(dst, &to, since, c.version, maxEntries)
-		s.t.index.grace.leave(epoch)
+		s.t.index.grace.Leave(epoch)
 		s.slotMu.Lock()
 	}
 	if !exclusive && s.disturbed {
@@ -362,7 +363,7 @@ func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter ui
 			row(record{*slot})
 		}
 		*slot = s.t.index.at(slab.Place(uint32(e) - 1)).p
-		prefetch(slot, 1, 0, size)
+		order.Prefetch(slot, 1, 0, size)
 		found++
 	}
 	for i := max(0, found-recordsAhead); i < found; i++ {

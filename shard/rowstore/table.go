@@ -7,6 +7,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/shard/rowstore/coldfile"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // Options are the arguments of New.
@@ -27,10 +28,10 @@ type Table struct {
 	schema rowraft.Schema
 	rule   optim.Rule
 
-	index index     // the rows by key, and the version and digest of each slot
-	snaps snapshots // the running snapshots
-	track *track    // policy of a tracked table, nil for others
-	lock  rowLock   // does nothing where readers need no lock: see "Readers" in the package comment
+	index index         // the rows by key, and the version and digest of each slot
+	snaps snapshots     // the running snapshots
+	track *track        // policy of a tracked table, nil for others
+	lock  order.RowLock // does nothing where readers need no lock: see "Readers" in the package comment
 
 	// Scratch of the writer: one unpacked gradient or value, and unpacked weights that are not stored as float32.
 	scratch, wide []float32

@@ -37,17 +37,27 @@ func (r *Tier) each(entries []coldEntry, do func(c *coldEntry, rec record)) erro
 	return err
 }
 
-// pull is Table.Pull for a table with a tier, after the check of its arguments.
-func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []byte) error {
+// pull is Table.Pull for a table with a tier, after the check of its arguments. With head bytes, 0 or
+// wire.VersionBytes, before the weights of each row, they get its version.
+func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []byte, head int) error {
 	t, x := r.table, &r.table.index
 	list := entryLists.Get().(*[]coldEntry)
 	defer entryLists.Put(list)
 	cold := (*list)[:0]
-	rowBytes := x.dim * dt.Size()
-	found := func(i int) {
+	rowBytes := head + x.dim*dt.Size()
+	found := func(i int, version uint64) {
 		if present != nil {
 			present[i/8] |= 1 << (i % 8)
 		}
+		if head > 0 {
+			putVersion(dst[i*rowBytes:], version)
+		}
+	}
+	initial := func(i int) {
+		if head > 0 {
+			putVersion(dst[i*rowBytes:], 0)
+		}
+		x.putInitial(dst[i*rowBytes+head:(i+1)*rowBytes], dt, keys[i])
 	}
 	var ahead chunks
 	ahead.start(t, keys, x.stateAt, false)
@@ -58,12 +68,12 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 		}
 		for j, key := range keys[base : base+n] {
 			i, was := base+j, len(cold)
-			out := dst[i*rowBytes : (i+1)*rowBytes]
-			var warm bool
-			if warm, cold = r.readWarm(c, j, key, out, dt, int32(i), cold); warm {
-				found(i)
+			out := dst[i*rowBytes+head : (i+1)*rowBytes]
+			var warm uint64
+			if warm, cold = r.readWarm(c, j, key, out, dt, int32(i), cold); warm != 0 {
+				found(i, warm)
 			} else if len(cold) == was {
-				x.putInitial(out, dt, key)
+				initial(i)
 			}
 		}
 		base += n
@@ -72,8 +82,8 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 	err := r.each(cold, func(c *coldEntry, rec record) {
 		i := int(c.i)
 		if c.hit = rec.key() == uint64(keys[i]); c.hit {
-			convert(dst[i*rowBytes:(i+1)*rowBytes], dt, x.weights(rec), x.storage)
-			found(i)
+			convert(dst[i*rowBytes+head:(i+1)*rowBytes], dt, x.weights(rec), x.storage)
+			found(i, *rec.version())
 			if r.pulled.Add(1)%readShare == 0 {
 				r.wait(c.e, rec, maxWaiting)
 			}
@@ -84,26 +94,26 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 	}
 	for _, c := range cold { // a key whose tag is that of another key in the file
 		if !c.hit && !slices.ContainsFunc(cold, func(o coldEntry) bool { return o.hit && o.i == c.i }) {
-			x.putInitial(dst[int(c.i)*rowBytes:(int(c.i)+1)*rowBytes], dt, keys[c.i])
+			initial(int(c.i))
 		}
 	}
 	return nil
 }
 
-// readWarm writes the weights of key, number j of c, to dst if its row is in memory. Otherwise it appends the entries
-// of the rows in the file that may be that of the key.
+// readWarm writes the weights of key, number j of c, to dst if its row is in memory, and returns its version. Otherwise
+// it returns 0 and appends the entries of the rows in the file that may be that of the key.
 func (r *Tier) readWarm(
 	c *chunk, j int, key rowraft.Key, dst []byte, dt rowraft.DType, i int32, cold []coldEntry,
-) (bool, []coldEntry) {
+) (version uint64, more []coldEntry) {
 	x, seg := &r.table.index, c.seg[j]
 	for {
 		p, warm, more := r.lookup(seg, c.slot[j], c.tag[j], key, i, cold)
 		if !warm {
-			return false, more
+			return 0, more
 		}
-		if x.copied(x.at(p), dst, dt) {
+		if v := x.copied(x.at(p), dst, dt, noVersion); v != 0 {
 			r.clock.Touch(p)
-			return true, cold
+			return v, cold
 		}
 		// The row was removed or moved after the lookup.
 		seg = x.segment(c.slot[j], c.tag[j])
@@ -191,7 +201,7 @@ func (r *Tier) Prefetch(keys []rowraft.Key) error {
 	}
 	r.table.lock.RLock()
 	defer r.table.lock.RUnlock()
-	defer r.table.index.grace.leave(r.table.index.grace.enter())
+	defer r.table.index.grace.Leave(r.table.index.grace.Enter())
 	list := entryLists.Get().(*[]coldEntry)
 	defer entryLists.Put(list)
 	*list = r.appendCold((*list)[:0], keys)

@@ -202,7 +202,7 @@ func (b *benchMachine) run(pullers int, apply bool, d time.Duration) (r rates, e
 		wg.Go(func() {
 			buf := make([]byte, 1<<20)
 			for i := p; !stop.Load(); i++ {
-				if _, _, err := b.Pull(b.asks[i%len(b.asks)], false, func(n int) []byte { return buf[:n] }); err != nil {
+				if _, _, err := b.Pull(b.asks[i%len(b.asks)], false, 0, func(n int) []byte { return buf[:n] }); err != nil {
 					errs <- err
 					return
 				}

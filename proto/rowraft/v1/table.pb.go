@@ -203,7 +203,10 @@ type PullRequest struct {
 	MaxAgeNs uint64 `protobuf:"varint,8,opt,name=max_age_ns,json=maxAgeNs,proto3" json:"max_age_ns,omitempty"`
 	// BOUNDED: log entries that the replica may lack of those that it knows to be committed;
 	// 0: any number.
-	MaxLag        uint64 `protobuf:"varint,9,opt,name=max_lag,json=maxLag,proto3" json:"max_lag,omitempty"`
+	MaxLag uint64 `protobuf:"varint,9,opt,name=max_lag,json=maxLag,proto3" json:"max_lag,omitempty"`
+	// Table epoch of the versions that the payload says the client knows. Where the tables have
+	// another epoch, all rows are sent.
+	KnownEpoch    uint64 `protobuf:"varint,10,opt,name=known_epoch,json=knownEpoch,proto3" json:"known_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -297,6 +300,13 @@ func (x *PullRequest) GetMaxAgeNs() uint64 {
 func (x *PullRequest) GetMaxLag() uint64 {
 	if x != nil {
 		return x.MaxLag
+	}
+	return 0
+}
+
+func (x *PullRequest) GetKnownEpoch() uint64 {
+	if x != nil {
+		return x.KnownEpoch
 	}
 	return 0
 }
@@ -1774,7 +1784,7 @@ var File_rowraft_v1_table_proto protoreflect.FileDescriptor
 const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\n" +
 	"\x16rowraft/v1/table.proto\x12\n" +
-	"rowraft.v1\"\x99\x02\n" +
+	"rowraft.v1\"\xba\x02\n" +
 	"\vPullRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -1787,7 +1797,10 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\bpresence\x18\a \x01(\bR\bpresence\x12\x1c\n" +
 	"\n" +
 	"max_age_ns\x18\b \x01(\x04R\bmaxAgeNs\x12\x17\n" +
-	"\amax_lag\x18\t \x01(\x04R\x06maxLag\"\x9c\x02\n" +
+	"\amax_lag\x18\t \x01(\x04R\x06maxLag\x12\x1f\n" +
+	"\vknown_epoch\x18\n" +
+	" \x01(\x04R\n" +
+	"knownEpoch\"\x9c\x02\n" +
 	"\tPullReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +

@@ -1,9 +1,9 @@
 #include "textflag.h"
 
-// func prefetch(addrs *unsafe.Pointer, n, from, to int)
+// func Prefetch(addrs *unsafe.Pointer, n, from, to int)
 //
 // A prefetch of an address that is not mapped does nothing.
-TEXT ·prefetch(SB), NOSPLIT, $0-32
+TEXT ·Prefetch(SB), NOSPLIT, $0-32
 	MOVQ addrs+0(FP), SI
 	MOVQ n+8(FP), CX
 	MOVQ from+16(FP), DX
