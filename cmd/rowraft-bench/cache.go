@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/trainer/data"
 )
@@ -75,7 +76,7 @@ type cacheResult struct {
 	Batches    int         `json:"batches"`
 	Skews      []cacheSkew `json:"skews"`
 	Bar        float64     `json:"bar"` // of Saved by reuse, for a trainer at Zipf 1.0
-	bars
+	scaffold.Bars
 	Rows      int    `json:"rows"`
 	Dim       int    `json:"dim"`
 	DType     string `json:"dtype"`
@@ -83,7 +84,7 @@ type cacheResult struct {
 	Replicas  int    `json:"replicas"`
 	Shards    int    `json:"shards"`
 	Backend   string `json:"log_backend"`
-	host
+	scaffold.Host
 }
 
 // cacheSkew has the results for one distribution of the keys.
@@ -141,7 +142,7 @@ func benchCache(ctx context.Context, cfg benchConfig, progress io.Writer) (r *ca
 		Schema: cli.JSONSchema, Op: cfg.op, Features: cacheFeatures, Examples: cacheExamples, Staleness: cacheStaleness,
 		CacheBytes: cfg.cacheBytes, Batches: cacheBatches, Bar: cacheReuseBar, Rows: cfg.rows, Dim: cfg.dim,
 		DType: cfg.dtype, Optimizer: cfg.optimizer, Replicas: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend,
-		host: thisHost(),
+		Host: scaffold.ThisHost(),
 	}
 	for _, s := range skews {
 		of, err := b.measure(ctx, s, progress)
@@ -337,7 +338,7 @@ func (r *cacheResult) judge() {
 	for _, s := range r.Skews {
 		for _, a := range s.Arms {
 			if s.Skew == cacheBarSkew && a.Pattern == "trainer" && a.Name == "reuse" && a.Saved < r.Bar {
-				r.miss("%s, %s: reuse saves %.1f %% of the pulled bytes: want %.0f %%", skewName(s.Skew), a.Pattern,
+				r.Miss("%s, %s: reuse saves %.1f %% of the pulled bytes: want %.0f %%", skewName(s.Skew), a.Pattern,
 					100*a.Saved, 100*r.Bar)
 			}
 		}
@@ -346,7 +347,7 @@ func (r *cacheResult) judge() {
 }
 
 // print writes the result for a person.
-func (r *cacheResult) print(w io.Writer) error {
+func (r *cacheResult) Print(w io.Writer) error {
 	var pairs []string
 	for _, s := range r.Skews {
 		pairs = append(pairs, skewName(s.Skew), fmt.Sprintf("%.0f distinct rows a batch", s.Rows))
@@ -362,10 +363,10 @@ func (r *cacheResult) print(w io.Writer) error {
 		}
 	}
 	return cli.Facts(w, append(pairs,
-		"bars", r.summary(),
+		"bars", r.Summary(),
 		"batch", fmt.Sprintf("%d features × %d examples; copies of up to %d steps in %s", r.Features, r.Examples,
 			r.Staleness, humanize.IBytes(uint64(r.CacheBytes))),
 		"table", fmt.Sprintf("%s rows, dim %d, %s, %s on the wire", cli.Count(uint64(r.Rows)), r.Dim, r.Optimizer, r.DType),
 		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend),
-		"machine", r.host.String())...)
+		"machine", r.Host.String())...)
 }

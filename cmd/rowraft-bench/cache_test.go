@@ -71,12 +71,12 @@ func TestCacheVerdict(t *testing.T) {
 	}
 	r.Skews[1].Arms[1].Saved = 0.349
 	r.judge()
-	if err := r.verdict("cache"); r.Passed || cli.ExitCode(t.Context(), err) != cli.ExitVerdict ||
+	if err := r.Verdict("cache"); r.Passed || cli.ExitCode(t.Context(), err) != cli.ExitVerdict ||
 		!strings.Contains(err.Error(), "Zipf 1.0, trainer: reuse saves 34.9 %") {
 		t.Errorf("0.349 saved: %v", err)
 	}
 	var b strings.Builder
-	if err := r.print(&b); err != nil || !strings.Contains(b.String(), "missed: Zipf 1.0") {
+	if err := r.Print(&b); err != nil || !strings.Contains(b.String(), "missed: Zipf 1.0") {
 		t.Errorf("%v, printed\n%s", err, b.String())
 	}
 }

@@ -232,7 +232,7 @@ func (b *checkpointBench) checkpointAt(ctx context.Context, conn *grpc.ClientCon
 	}
 }
 
-func (r *checkpointResult) print(w io.Writer) error {
+func (r *checkpointResult) Print(w io.Writer) error {
 	return cli.Facts(w, append([]string{
 		"one checkpoint", fmt.Sprintf("costs %.2f s of training, ± %.2f", r.LostSeconds, r.Noise),
 		"every 10 minutes", fmt.Sprintf("%.3f %% of the throughput; the bar is %.0f %%", 100*r.Overhead, 100*r.Bar),

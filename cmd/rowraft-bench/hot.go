@@ -19,15 +19,13 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
-// hotSkews are the exponents that are measured; 0 is uniform.
-var hotSkews = []float64{0, 0.8, 1.0, 1.2}
-
-// The bars hold at the last of hotSkews.
+// The bars hold at the last of skews.
 const (
 	hotMinFall    = 2.0
 	hotMaxOver    = 1.3
@@ -46,8 +44,8 @@ type hotResult struct {
 	Shards  int       `json:"shards"`
 	MaxAge  float64   `json:"max_age_seconds"`
 	Skews   []hotSkew `json:"skews"`
-	bars
-	host
+	scaffold.Bars
+	scaffold.Host
 }
 
 // hotSkew compares leader reads with bounded reads of the same keys.
@@ -79,7 +77,7 @@ func benchHot(ctx context.Context, cfg benchConfig, progress io.Writer) (r *hotR
 	}
 	cfg.replicas = cfg.servers
 	fmt.Fprintf(progress, "starting %s …\n", cli.Plural(cfg.servers, "server"))
-	cluster, dir, err := startServers(ctx, cfg, 2*time.Minute, func(_ string, o *localcluster.Options) {
+	cluster, dir, err := cfg.own().Start(ctx, 2*time.Minute, func(_ string, o *localcluster.Options) {
 		o.Args = []string{"--log-level", "warn", "--ops-listen", "127.0.0.1:0"}
 	})
 	if err != nil {
@@ -87,7 +85,7 @@ func benchHot(ctx context.Context, cfg benchConfig, progress io.Writer) (r *hotR
 	}
 	defer func() { err = errors.Join(err, cluster.Stop(), os.RemoveAll(dir)) }()
 	r = &hotResult{Schema: cli.JSONSchema, Op: cfg.op, Batch: cfg.batch, Keys: cfg.rows, Servers: cfg.servers,
-		Shards: cfg.shards, MaxAge: cfg.maxAge.Seconds(), host: thisHost()}
+		Shards: cfg.shards, MaxAge: cfg.maxAge.Seconds(), Host: scaffold.ThisHost()}
 	b := &hotBench{cfg: cfg}
 	for _, s := range cluster.Servers() {
 		st, err := localcluster.AwaitStatus(ctx, s.Addr)
@@ -100,7 +98,7 @@ func benchHot(ctx context.Context, cfg benchConfig, progress io.Writer) (r *hotR
 	if err := b.create(ctx); err != nil {
 		return nil, err
 	}
-	for _, s := range hotSkews {
+	for _, s := range skews {
 		one := hotSkew{Zipf: s}
 		if one.Leader, err = b.measure(ctx, s, client.Read{}); err != nil {
 			return nil, err
@@ -115,10 +113,10 @@ func benchHot(ctx context.Context, cfg benchConfig, progress io.Writer) (r *hotR
 	}
 	last := r.Skews[len(r.Skews)-1]
 	if last.Fall < hotMinFall {
-		r.miss("rows of the hottest server fall %.2f ×, want %.1f × or more", last.Fall, hotMinFall)
+		r.Miss("rows of the hottest server fall %.2f ×, want %.1f × or more", last.Fall, hotMinFall)
 	}
 	if last.Bounded.OverMean > hotMaxOver {
-		r.miss("the most loaded server has %.2f times the mean, want %.1f or less", last.Bounded.OverMean, hotMaxOver)
+		r.Miss("the most loaded server has %.2f times the mean, want %.1f or less", last.Bounded.OverMean, hotMaxOver)
 	}
 	r.Passed = len(r.Failed) == 0
 	return r, nil
@@ -332,7 +330,7 @@ func (b *hotBench) scrape(ctx context.Context) ([]map[string]float64, error) {
 }
 
 // print writes the result for a person.
-func (r *hotResult) print(w io.Writer) error {
+func (r *hotResult) Print(w io.Writer) error {
 	t := cli.NewTable(w, false, []string{"KEYS", "READS", "ROWS/s", "HOTTEST", "MAX/MEAN", "COPIES", "FETCHED", "FALL"},
 		"ROWS/s", "HOTTEST", "MAX/MEAN", "COPIES", "FETCHED", "FALL")
 	percent := func(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
@@ -352,5 +350,5 @@ func (r *hotResult) print(w io.Writer) error {
 	return cli.Facts(w,
 		"reads", fmt.Sprintf("%d keys of %s, bounded by %gs", r.Batch, cli.Count(uint64(r.Keys)), r.MaxAge),
 		"servers", fmt.Sprintf("%s, %s", cli.Plural(r.Servers, "server"), cli.Plural(r.Shards, "shard")),
-		"bars", bar, "machine", r.host.String())
+		"bars", bar, "machine", r.Host.String())
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // print writes the result for a person.
-func (r *benchResult) print(w io.Writer) error {
+func (r *benchResult) Print(w io.Writer) error {
 	pairs := []string{
 		"rate", humanize.SIWithDigits(r.RowsPerSecond, 2, "rows/s"),
 		"latency", fmt.Sprintf("p50 %.2f ms, p99 %.2f ms, max %.2f ms", r.P50, r.P99, r.Max),

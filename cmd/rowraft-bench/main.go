@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/failover"
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/mnist"
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/redisload"
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/rowstore"
@@ -68,7 +69,7 @@ type measurement struct {
 }
 
 // printer is the result of a measurement.
-type printer interface{ print(io.Writer) error }
+type printer interface{ Print(io.Writer) error }
 
 // as makes a measurement's function one that returns a printer.
 func as[R printer](run func(context.Context, benchConfig, io.Writer) (R, error)) func(context.Context, benchConfig,
@@ -181,15 +182,15 @@ third of 12 shards. It prints how long pushes waited, what happened in the longe
 change, and how many bounded reads were served meanwhile.`,
 		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
 			f := &cfg.failover
-			fl.IntVar(&f.kills, "kills", 40, "how often the leader is killed")
-			fl.IntVar(&f.transfers, "transfers", 20, "how often the lead is handed over")
-			fl.IntVar(&f.moves, "moves", 10, "how often the leader's replica moves to another server")
-			fl.IntVar(&f.restarts, "restarts", 12,
+			fl.IntVar(&f.Kills, "kills", 40, "how often the leader is killed")
+			fl.IntVar(&f.Transfers, "transfers", 20, "how often the lead is handed over")
+			fl.IntVar(&f.Moves, "moves", 10, "how often the leader's replica moves to another server")
+			fl.IntVar(&f.Restarts, "restarts", 12,
 				"how many servers are stopped with SIGTERM and started again, one after the other")
-			fl.IntVar(&f.stalls, "stalls", 6, "how often the leader's disk hangs")
-			fl.DurationVar(&f.stallLimit, "stall-limit", 0,
+			fl.IntVar(&f.Stalls, "stalls", 6, "how often the leader's disk hangs")
+			fl.DurationVar(&f.StallLimit, "stall-limit", 0,
 				"--disk-stall-limit of the servers, for a machine whose disk hangs by itself; 0: that of the profile")
-			fl.IntVar(&f.servers, "servers", 5, "how often a server that leads a third of the shards is killed")
+			fl.IntVar(&f.Servers, "servers", 5, "how often a server that leads a third of the shards is killed")
 			checkFlag(fl, cfg)
 		},
 	},
@@ -209,6 +210,11 @@ log per push for keys that are uniform, or follow power laws with exponents 0.8,
 for --seconds, from clients that ignore every hint. It prints what became of the leads, of memory, of
 each push, and of clients that ask for little.`,
 	},
+}
+
+func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (*failover.Result, error) {
+	cfg.failover.Own, cfg.failover.Seed = *cfg.own(), cfg.seed
+	return failover.Measure(ctx, cfg.failover, progress)
 }
 
 func checkFlag(fl *pflag.FlagSet, cfg *benchConfig) {
@@ -254,9 +260,9 @@ func (m *measurement) command(format *string) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s: %w", m.name, err)
 			}
-			err = cli.Show(cmd.OutOrStdout(), *format, r, func(w io.Writer, _ bool) error { return r.print(w) })
-			if b, ok := r.(interface{ verdict(op string) error }); ok && cfg.strict && err == nil {
-				err = b.verdict(m.name)
+			err = cli.Show(cmd.OutOrStdout(), *format, r, func(w io.Writer, _ bool) error { return r.Print(w) })
+			if b, ok := r.(interface{ Verdict(op string) error }); ok && cfg.strict && err == nil {
+				err = b.Verdict(m.name)
 			}
 			return err
 		},

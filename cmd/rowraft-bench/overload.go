@@ -13,6 +13,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -57,14 +58,14 @@ type overloadResult struct {
 
 	Modest []overloadModestResult `json:"modest_clients"`
 
-	bars
+	scaffold.Bars
 
 	InFlightLimit int64  `json:"in_flight_limit_bytes"`
 	Greedy        int    `json:"greedy_clients"`
 	Replicas      int    `json:"replicas"`
 	Profile       string `json:"profile"`
 	Backend       string `json:"log_backend"`
-	busyHost
+	scaffold.BusyHost
 }
 
 // overloadModestResult is one client that pushes little during the load.
@@ -89,12 +90,13 @@ func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	r = &overloadResult{
 		Schema: cli.JSONSchema, Op: "overload", MemoryLimit: overloadMemory, InFlightLimit: overloadInFlight,
 		Greedy:   overloadGreedy,
-		Replicas: cfg.replicas, Profile: cfg.profile, Backend: cfg.backend, busyHost: busyHost{host: thisHost()},
+		Replicas: cfg.replicas, Profile: cfg.profile, Backend: cfg.backend,
+		BusyHost: scaffold.BusyHost{Host: scaffold.ThisHost()},
 	}
-	r.Load[0] = machineLoad()
+	r.Load[0] = scaffold.MachineLoad()
 	fmt.Fprintf(progress, "starting %s that let in %s …\n", cli.Plural(cfg.replicas, "server"),
 		humanize.IBytes(overloadInFlight))
-	cluster, dir, err := startServers(ctx, cfg, overloadPatience, func(_ string, o *localcluster.Options) {
+	cluster, dir, err := cfg.own().Start(ctx, overloadPatience, func(_ string, o *localcluster.Options) {
 		o.Args = []string{
 			"--log-level", "warn", "--disk-stall-limit", "30s", "--rebalance=false",
 			"--in-flight-bytes", strconv.Itoa(overloadInFlight), "--client-in-flight-bytes", strconv.Itoa(overloadInFlight / 4),
@@ -108,7 +110,7 @@ func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	if err := r.run(ctx, cluster, cfg.seconds, progress); err != nil {
 		return nil, err
 	}
-	r.Load[1] = machineLoad()
+	r.Load[1] = scaffold.MachineLoad()
 	r.judge()
 	return r, nil
 }
@@ -131,7 +133,7 @@ func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster,
 	short := time.Duration(min(max(seconds/6, 1), 5) * float64(time.Second))
 	fmt.Fprintf(progress, "%v of calm, then %v of as much as gets in …\n", short, short)
 	l.beginModest()
-	if err := pauseFor(ctx, short); err != nil {
+	if err := scaffold.PauseFor(ctx, short); err != nil {
 		return err
 	}
 	l.phase(modestCounts)
@@ -180,30 +182,30 @@ func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster,
 // judge compares the figures with their bars.
 func (r *overloadResult) judge() {
 	if r.Factor < overloadFactor {
-		r.miss("this machine offered %.1f times what the limits let through, not %d", r.Factor, overloadFactor)
+		r.Miss("this machine offered %.1f times what the limits let through, not %d", r.Factor, overloadFactor)
 	}
 	if r.LeaderChanges != 0 {
-		r.miss("%d leader changes", r.LeaderChanges)
+		r.Miss("%d leader changes", r.LeaderChanges)
 	}
 	if r.Applied != r.Acknowledged {
-		r.miss("%d pushes were applied, %d acknowledged", r.Applied, r.Acknowledged)
+		r.Miss("%d pushes were applied, %d acknowledged", r.Applied, r.Acknowledged)
 	}
 	if r.Memory > r.MemoryLimit {
-		r.miss("a server had %s of memory, its limit is %s", humanize.IBytes(uint64(r.Memory)),
+		r.Miss("a server had %s of memory, its limit is %s", humanize.IBytes(uint64(r.Memory)),
 			humanize.IBytes(uint64(r.MemoryLimit)))
 	}
 	if r.Recovered > overloadRecoveryBar.Seconds() {
-		r.miss("recovered after %.1f s, the bar is %v", r.Recovered, overloadRecoveryBar)
+		r.Miss("recovered after %.1f s, the bar is %v", r.Recovered, overloadRecoveryBar)
 	}
 	for i, m := range r.Modest {
 		if m.Loaded == 0 || m.FirstErr != "" {
-			r.miss("modest client %d was served %d times: %s", i+1, m.Loaded, m.FirstErr)
+			r.Miss("modest client %d was served %d times: %s", i+1, m.Loaded, m.FirstErr)
 		}
 	}
 	r.Passed = len(r.Failed) == 0
 }
 
-func (r *overloadResult) print(w io.Writer) error {
+func (r *overloadResult) Print(w io.Writer) error {
 	pairs := []string{
 		"load", fmt.Sprintf("%.0f pushes/s for %.0f s, %.1f times the %.0f/s that the limits let through", r.Offered,
 			r.Seconds, r.Factor, r.Limit),
@@ -222,7 +224,7 @@ func (r *overloadResult) print(w io.Writer) error {
 	if !r.Passed {
 		pairs = append(pairs, "FAILED", strings.Join(r.Failed, "; "))
 	}
-	return cli.Facts(w, append(pairs, "machine", r.busyHost.String())...)
+	return cli.Facts(w, append(pairs, "machine", r.BusyHost.String())...)
 }
 
 // termsOf is the highest term that any replica of each shard knows. It waits for servers that
@@ -230,7 +232,7 @@ func (r *overloadResult) print(w io.Writer) error {
 func termsOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, overloadPatience)
 	defer cancel()
-	return highestOf(ctx, c, localcluster.AwaitStatus, (*rowraftv1.ReplicaStatus).GetTerm)
+	return scaffold.HighestOf(ctx, c, localcluster.AwaitStatus, (*rowraftv1.ReplicaStatus).GetTerm)
 }
 
 // memoryWatch reads the resident memory of the servers ten times a second.
@@ -245,7 +247,7 @@ func watchMemory(c *localcluster.Cluster) *memoryWatch {
 	w := &memoryWatch{end: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
-		for pauseFor(ctx, 100*time.Millisecond) == nil {
+		for scaffold.PauseFor(ctx, 100*time.Millisecond) == nil {
 			for _, s := range c.Servers() {
 				w.most = max(w.most, residentOf(s.Pid()))
 			}

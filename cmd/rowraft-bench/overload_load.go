@@ -17,6 +17,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -144,7 +145,7 @@ func (g *greedyClient) begin(ctx context.Context) (err error) {
 			return nil
 		}
 		g.at.Add(1)
-		if perr := pauseFor(ctx, 20*time.Millisecond); perr != nil {
+		if perr := scaffold.PauseFor(ctx, 20*time.Millisecond); perr != nil {
 			return fmt.Errorf("session of a client: %w", errors.Join(perr, err))
 		}
 	}
@@ -220,7 +221,7 @@ func (g *greedyClient) push(ctx context.Context, seq uint64) (applied bool, err 
 		if code != rowraft.CodeOverloaded {
 			g.at.CompareAndSwap(at, at+1) // the server no longer leads, or does not answer
 		}
-		if err := pauseFor(ctx, 20*time.Millisecond); err != nil {
+		if err := scaffold.PauseFor(ctx, 20*time.Millisecond); err != nil {
 			return false, err
 		}
 	}
@@ -393,7 +394,7 @@ func (l *overloadLoad) recovered(ctx context.Context, after time.Time) (time.Dur
 		if !waits {
 			return time.Since(after), nil
 		}
-		if err := pauseFor(ctx, 5*time.Millisecond); err != nil {
+		if err := scaffold.PauseFor(ctx, 5*time.Millisecond); err != nil {
 			return 0, fmt.Errorf("after the load a client is not served: %w", err)
 		}
 	}

@@ -29,14 +29,14 @@ func TestOverloadVerdict(t *testing.T) {
 			Recovered: 10, Modest: []overloadModestResult{{Loaded: 5}, {Loaded: 5}}}
 		tc.spoil(r)
 		r.judge()
-		err := r.verdict("overload")
+		err := r.Verdict("overload")
 		verdict := cli.ExitCode(t.Context(), err) == cli.ExitVerdict
 		if r.Passed != (tc.want == "") || verdict == r.Passed || tc.want != "" &&
 			(len(r.Failed) != 1 || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: passed: %v, %v, want %q", tc.name, r.Passed, err, tc.want)
 		}
 		var b strings.Builder
-		if err := r.print(&b); err != nil || !strings.Contains(b.String(), tc.want) {
+		if err := r.Print(&b); err != nil || !strings.Contains(b.String(), tc.want) {
 			t.Errorf("%s: printed without %q: %v\n%s", tc.name, tc.want, err, b.String())
 		}
 	}

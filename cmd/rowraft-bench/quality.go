@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
@@ -70,8 +71,8 @@ type qualityResult struct {
 	Pairs  int           `json:"pairs"`
 	Arms   []qualityArm  `json:"arms"`
 	Diffs  []qualityDiff `json:"differences"`
-	bars
-	host
+	scaffold.Bars
+	scaffold.Host
 }
 
 // qualityArm has the results of one kind of job, by seed.
@@ -112,7 +113,7 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	r = &qualityResult{Schema: cli.JSONSchema, Op: "quality", Data: q.data, Pairs: q.pairs, host: thisHost()}
+	r = &qualityResult{Schema: cli.JSONSchema, Op: "quality", Data: q.data, Pairs: q.pairs, Host: scaffold.ThisHost()}
 	var used []int // numbers of arms
 	for i := range qualityArms {
 		if slices.ContainsFunc(data.pairs, func(p [2]int) bool { return p[0] == i || p[1] == i }) {
@@ -161,7 +162,7 @@ func (r *qualityResult) compare(pairs [][2]int, used []int) {
 		mean, e := meanAndError(diffs)
 		d := qualityDiff{Name: a.Name + " − " + b.Name, Mean: mean, Lower: mean - e, Upper: mean + e}
 		if d.Mean < qualityMeanBar || d.Lower < qualityLowerBar {
-			r.miss("%s: %.4f, from %.4f: want a mean of at least %v, and a lower end of at least %v", d.Name, d.Mean, d.Lower,
+			r.Miss("%s: %.4f, from %.4f: want a mean of at least %v, and a lower end of at least %v", d.Name, d.Mean, d.Lower,
 				qualityMeanBar, qualityLowerBar)
 		}
 		r.Diffs = append(r.Diffs, d)
@@ -187,7 +188,7 @@ func meanAndError(values []float64) (mean, half float64) {
 }
 
 // print writes the result for a person.
-func (r *qualityResult) print(w io.Writer) error {
+func (r *qualityResult) Print(w io.Writer) error {
 	pairs := []string{"data", fmt.Sprintf("%s, %s", r.Data, cli.Plural(r.Pairs, "seed"))}
 	for _, a := range r.Arms {
 		text := fmt.Sprintf("AUC %.4f, %.0f examples/s", a.Mean, a.ExamplesPerSecond)
@@ -199,5 +200,5 @@ func (r *qualityResult) print(w io.Writer) error {
 	for _, d := range r.Diffs {
 		pairs = append(pairs, d.Name, fmt.Sprintf("%+.4f (95 %%: %+.4f to %+.4f)", d.Mean, d.Lower, d.Upper))
 	}
-	return cli.Facts(w, append(pairs, "bars", r.summary(), "machine", r.host.String())...)
+	return cli.Facts(w, append(pairs, "bars", r.Summary(), "machine", r.Host.String())...)
 }

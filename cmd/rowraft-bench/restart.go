@@ -13,9 +13,9 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // restartBar is the longest time in which a server of 5 M rows may return.
@@ -43,7 +43,7 @@ type restartResult struct {
 	Replicas  int     `json:"replicas"`
 	Shards    int     `json:"shards"`
 	Backend   string  `json:"log_backend"`
-	host
+	scaffold.Host
 }
 
 // benchRestart loads a cluster of its own, kills one server or all of them, and
@@ -63,7 +63,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	if err := restartLoad(ctx, cfg, cluster, progress); err != nil {
 		return nil, err
 	}
-	want, err := appliedOf(ctx, cluster)
+	want, err := scaffold.AppliedOf(ctx, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	r = &restartResult{
 		Schema: cli.JSONSchema, Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim,
 		Optimizer: cfg.optimizer, Pushed: cfg.seconds,
-		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, host: thisHost(),
+		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, Host: scaffold.ThisHost(),
 	}
 	for _, rep := range st.Replicas {
 		r.Rows += rep.Rows
@@ -165,29 +165,6 @@ func (r *restartResult) measure(ctx context.Context, cluster *localcluster.Clust
 	return nil
 }
 
-// appliedOf returns the highest applied index of each shard's replicas.
-func appliedOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
-	return highestOf(ctx, c, localcluster.Status, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
-}
-
-// highestOf asks every server for a number of each of its replicas, and returns the highest number
-// of each shard.
-func highestOf(ctx context.Context, c *localcluster.Cluster,
-	ask func(context.Context, string) (*rowraftv1.NodeStatusReply, error),
-	of func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
-	out := make(map[uint32]uint64)
-	for _, s := range c.Servers() {
-		st, err := ask(ctx, s.Addr)
-		if err != nil {
-			return nil, err
-		}
-		for _, rep := range st.Replicas {
-			out[rep.Shard] = max(out[rep.Shard], of(rep))
-		}
-	}
-	return out, nil
-}
-
 // snapshotBytes returns the size of the newest whole snapshots of a data directory.
 func snapshotBytes(dir string) (sum int64, err error) {
 	newest := make(map[string]int64) // by group; names sort by index
@@ -208,7 +185,7 @@ func snapshotBytes(dir string) (sum int64, err error) {
 	return sum, err
 }
 
-func (r *restartResult) print(w io.Writer) error {
+func (r *restartResult) Print(w io.Writer) error {
 	verdict := "within the bar"
 	if !r.Passed {
 		verdict = "ABOVE THE BAR"
@@ -220,6 +197,6 @@ func (r *restartResult) print(w io.Writer) error {
 			humanize.IBytes(r.LogBytes)),
 		"server", fmt.Sprintf("%s rows, dim %d, %s, %s, %s, log %s, killed: %s", cli.Count(r.Rows), r.Dim, r.Optimizer,
 			cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend, r.Killed),
-		"machine", r.host.String(),
+		"machine", r.Host.String(),
 	}...)
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/failover"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -50,7 +52,7 @@ type benchConfig struct {
 	profile   string
 	kill      string // bench restart: "one" or "all"
 	strict    bool   // --check: a missed bar is an error
-	failover  failoverConfig
+	failover  failover.Config
 	quality   qualityConfig
 	batches   int           // bench scaling: batches of a job
 	servers   int           // bench hot
@@ -149,7 +151,7 @@ func (c *benchConfig) check() error {
 func benchCluster(ctx context.Context, cfg benchConfig,
 	progress io.Writer) (*localcluster.Cluster, func() error, error) {
 	fmt.Fprintf(progress, "starting %s …\n", cli.Plural(cfg.replicas, "server"))
-	cluster, dir, err := startServers(ctx, cfg, 60*time.Second, func(dir string, o *localcluster.Options) {
+	cluster, dir, err := cfg.own().Start(ctx, 60*time.Second, func(dir string, o *localcluster.Options) {
 		o.Args = []string{"--log-level", "warn"}
 		if cfg.serverProfile != "" {
 			o.Args = append(o.Args, "--cpu-profile", localcluster.PerServer(dir, ".prof"))
@@ -167,26 +169,10 @@ func benchCluster(ctx context.Context, cfg benchConfig,
 	}, nil
 }
 
-// startServers starts the servers of a benchmark within patience; with changes their options. The
-// caller stops them and removes dir.
-func startServers(ctx context.Context, cfg benchConfig, patience time.Duration,
-	with func(dir string, o *localcluster.Options)) (c *localcluster.Cluster, dir string, err error) {
-	binary, err := localcluster.FindBinary("rowraft", cfg.serverBinary)
-	if err != nil {
-		return nil, "", err
-	}
-	if dir, err = os.MkdirTemp("", "rowraft-bench-"); err != nil {
-		return nil, "", err
-	}
-	o := localcluster.Options{Binary: binary, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend,
-		Profile: cfg.profile}
-	with(dir, &o)
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	if c, err = localcluster.Start(ctx, o); err != nil {
-		return nil, "", errors.Join(err, os.RemoveAll(dir))
-	}
-	return c, dir, nil
+// own returns the servers that a measurement starts.
+func (c *benchConfig) own() *scaffold.Servers {
+	return &scaffold.Servers{Binary: c.serverBinary, Number: c.replicas, Shards: c.shards, Backend: c.backend,
+		Profile: c.profile}
 }
 
 // benchWorker is one connection with its prepared batches.
@@ -451,17 +437,4 @@ func serversCPU(c *localcluster.Cluster) (seconds float64) {
 		seconds += processCPU(s.Pid())
 	}
 	return seconds
-}
-
-func cpuModel() string {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return runtime.GOARCH
-	}
-	for line := range strings.Lines(string(b)) {
-		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return runtime.GOARCH
 }

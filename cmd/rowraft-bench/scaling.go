@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
@@ -25,7 +26,7 @@ type scalingResult struct {
 	Servers int          `json:"servers"`
 	Shards  int          `json:"shards"`
 	Backend string       `json:"log_backend"`
-	host
+	scaffold.Host
 }
 
 // scalingJob has the throughput of one job, in examples per second of all trainers.
@@ -47,7 +48,7 @@ func benchScaling(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
 	r = &scalingResult{Schema: cli.JSONSchema, Op: cfg.op, Batches: cfg.batches, Servers: cfg.replicas,
-		Shards: cfg.shards, Backend: cfg.backend, host: thisHost()}
+		Shards: cfg.shards, Backend: cfg.backend, Host: scaffold.ThisHost()}
 	const batch = 512
 	yaml := fmt.Sprintf("job: scaling\nbatch: %d\ngenerator: {examples: %d, held: 512, categorical: 10, dense: 1, "+
 		"keys: 500, zipf: 0.7}\nmodel: {dim: 8, bottom: [32], top: [32]}\n", batch, batch*cfg.batches)
@@ -66,7 +67,7 @@ func benchScaling(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 }
 
 // print writes the result for a person.
-func (r *scalingResult) print(w io.Writer) error {
+func (r *scalingResult) Print(w io.Writer) error {
 	var pairs []string
 	for _, j := range r.Jobs {
 		pairs = append(pairs, cli.Plural(j.Trainers, "trainer"),
@@ -75,5 +76,5 @@ func (r *scalingResult) print(w io.Writer) error {
 	}
 	return cli.Facts(w, append(pairs, "job", fmt.Sprintf("async, %d batches of 512", r.Batches),
 		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Servers, "server"), cli.Plural(r.Shards, "shard"), r.Backend),
-		"machine", r.host.String())...)
+		"machine", r.Host.String())...)
 }

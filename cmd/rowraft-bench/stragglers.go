@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -52,7 +53,7 @@ type stragglersResult struct {
 	Servers  int     `json:"servers"`
 	Shards   int     `json:"shards"`
 	Backend  string  `json:"log_backend"`
-	host
+	scaffold.Host
 }
 
 // stragglerMode is the result of one mode: steps of the job per second in mode sync, batches of
@@ -79,7 +80,7 @@ func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (
 	r = &stragglersResult{
 		Schema: cli.JSONSchema, Op: "stragglers", Bar: stragglerBar, Passed: true, Workers: stragglerWorkers,
 		SleepMs: float64(stragglerSleep.Milliseconds()), Slowdown: stragglerSlowdown, Seconds: cfg.seconds,
-		Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, host: thisHost(),
+		Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Host: scaffold.ThisHost(),
 	}
 	for i, mode := range stragglerModes {
 		m := stragglerMode{Mode: mode.name, Barred: mode.keeps}
@@ -212,7 +213,7 @@ func (s *stragglerRun) config(name string, sleep time.Duration) (path string, er
 }
 
 // print writes the result for a person.
-func (r *stragglersResult) print(w io.Writer) error {
+func (r *stragglersResult) Print(w io.Writer) error {
 	var pairs []string
 	for _, m := range r.Modes {
 		verdict := ""
@@ -226,5 +227,5 @@ func (r *stragglersResult) print(w io.Writer) error {
 		"workers", fmt.Sprintf("%d, a step takes %.0f ms, of one of them %.0f ms", r.Workers, r.SleepMs,
 			r.SleepMs*float64(r.Slowdown)),
 		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Servers, "server"), cli.Plural(r.Shards, "shard"), r.Backend),
-		"machine", r.host.String())...)
+		"machine", r.Host.String())...)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -36,7 +37,7 @@ type sumsResult struct {
 	InFlight int        `json:"pushes_in_flight_of_each_writer"`
 	Skews    []sumsSkew `json:"skews"`
 	Bar      float64    `json:"bar"` // of Ratio at Zipf 1.2
-	bars
+	scaffold.Bars
 	workload
 }
 
@@ -232,14 +233,14 @@ func (b *sumsBench) logged(ctx context.Context) (l logged, err error) {
 func (r *sumsResult) judge() {
 	for _, s := range r.Skews {
 		if s.Skew == sumsBarSkew && s.Ratio < r.Bar {
-			r.miss("%s: %.2f times fewer bytes of log a push: want %.1f", skewName(s.Skew), s.Ratio, r.Bar)
+			r.Miss("%s: %.2f times fewer bytes of log a push: want %.1f", skewName(s.Skew), s.Ratio, r.Bar)
 		}
 	}
 	r.Passed = len(r.Failed) == 0
 }
 
 // print writes the result for a person.
-func (r *sumsResult) print(w io.Writer) error {
+func (r *sumsResult) Print(w io.Writer) error {
 	var pairs []string
 	for _, s := range r.Skews {
 		pairs = append(pairs, skewName(s.Skew), fmt.Sprintf(

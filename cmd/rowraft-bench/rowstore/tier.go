@@ -36,7 +36,7 @@ func NewTierCommand(format *string) *cobra.Command {
 	check := false
 	cmd := &cobra.Command{
 		Use:   "tier",
-		Short: "Measure a table of several times its memory, beside one in memory",
+		Short: "Measure a table of several times its memory, and one in memory",
 		Long: `Measure pulls and pushes of a tiered table of --times its memory, and of one in memory, in this process,
 with keys of several skews. Both tables take the same batches of 8,192 keys. The figures of memory are
 the anonymous pages of the process, and the file pages of its memory cgroup, if it has one. They mean a

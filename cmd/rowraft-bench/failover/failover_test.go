@@ -1,4 +1,4 @@
-package main
+package failover
 
 import (
 	"errors"
@@ -36,8 +36,8 @@ func TestTimesOfFailovers(t *testing.T) {
 
 // Each bar is one that a figure can be above of.
 func TestFailoverVerdict(t *testing.T) {
-	good := func() *failoverResult {
-		return &failoverResult{
+	good := func() *Result {
+		return &Result{
 			Kills: timesOf(seconds(0.8, 0.8, 1.3)), Transfers: gapsOf(0.5), Moves: gapsOf(0.5), Restarts: gapsOf(0.5),
 			Stalls: timesOf(seconds(5)), Servers: timesOf(seconds(3)),
 			Reads: &failoverReads{Share: 0.999},
@@ -45,36 +45,36 @@ func TestFailoverVerdict(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name  string
-		spoil func(*failoverResult)
+		spoil func(*Result)
 		want  string // part of the error; "": passes
 	}{
-		{"at every bar", func(*failoverResult) {}, ""},
-		{"only kills", func(r *failoverResult) {
+		{"at every bar", func(*Result) {}, ""},
+		{"only kills", func(r *Result) {
 			r.Transfers, r.Moves, r.Restarts, r.Stalls, r.Servers = nil, nil, nil, nil,
 				nil
 		}, ""},
-		{"median", func(r *failoverResult) { r.Kills = timesOf(seconds(0.7, 0.81, 0.9)) },
+		{"median", func(r *Result) { r.Kills = timesOf(seconds(0.7, 0.81, 0.9)) },
 			"kills, p50: 0.81 s, the bar is 0.80 s"},
-		{"nine of ten", func(r *failoverResult) { r.Kills = timesOf(seconds(0.7, 0.7, 1.4)) }, "kills, p90"},
-		{"transfer", func(r *failoverResult) { r.Transfers = gapsOf(0.6) }, "transfers"},
-		{"move", func(r *failoverResult) { r.Moves = gapsOf(0.1, 0.51) }, "moves"},
-		{"restart", func(r *failoverResult) { r.Restarts = gapsOf(0.1, 0.51) }, "restarts"},
-		{"stall", func(r *failoverResult) { r.Stalls = timesOf(seconds(1, 1, 1, 5.1)) }, "disk stalls"},
-		{"server", func(r *failoverResult) { r.Servers = timesOf(seconds(1, 1, 1, 3.1)) }, "a third"},
-		{"reads", func(r *failoverResult) { r.Reads.Share = 0.9989 }, "bounded reads: 0.9989"},
+		{"nine of ten", func(r *Result) { r.Kills = timesOf(seconds(0.7, 0.7, 1.4)) }, "kills, p90"},
+		{"transfer", func(r *Result) { r.Transfers = gapsOf(0.6) }, "transfers"},
+		{"move", func(r *Result) { r.Moves = gapsOf(0.1, 0.51) }, "moves"},
+		{"restart", func(r *Result) { r.Restarts = gapsOf(0.1, 0.51) }, "restarts"},
+		{"stall", func(r *Result) { r.Stalls = timesOf(seconds(1, 1, 1, 5.1)) }, "disk stalls"},
+		{"server", func(r *Result) { r.Servers = timesOf(seconds(1, 1, 1, 3.1)) }, "a third"},
+		{"reads", func(r *Result) { r.Reads.Share = 0.9989 }, "bounded reads: 0.9989"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := good()
 			tc.spoil(r)
 			r.judge()
-			err := r.verdict("failover")
+			err := r.Verdict("failover")
 			verdict := cli.ExitCode(t.Context(), err) == cli.ExitVerdict
 			if r.Passed != (tc.want == "") || verdict == r.Passed || tc.want != "" &&
 				(len(r.Failed) != 1 || !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("passed: %v, %v, want %q", r.Passed, err, tc.want)
 			}
 			var b strings.Builder
-			if err := r.print(&b); err != nil || !strings.Contains(b.String(), tc.want) {
+			if err := r.Print(&b); err != nil || !strings.Contains(b.String(), tc.want) {
 				t.Errorf("printed without %q: %v\n%s", tc.want, err, b.String())
 			}
 		})

@@ -1,4 +1,4 @@
-package main
+package failover
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -78,7 +79,7 @@ func (d *disturber) repeatPlanned(ctx context.Context, what string, n int,
 // longestGap returns the longest gap of any shard since the mark, after a while in which
 // pushes go on everywhere.
 func (d *disturber) longestGap(ctx context.Context) (*gap, error) {
-	if err := pauseFor(ctx, failoverAfter); err != nil {
+	if err := scaffold.PauseFor(ctx, failoverAfter); err != nil {
 		return nil, err
 	}
 	var shard int
@@ -159,7 +160,7 @@ func (d *disturber) rollingRestart(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := pauseFor(ctx, failoverCalm); err != nil { // leads have just changed hands
+	if err := scaffold.PauseFor(ctx, failoverCalm); err != nil { // leads have just changed hands
 		return err
 	}
 	d.load.mark()
@@ -213,7 +214,7 @@ func (d *disturber) move(ctx context.Context) error {
 	}
 	d.moved = id
 	for running := true; running; {
-		if err := pauseFor(ctx, 100*time.Millisecond); err != nil {
+		if err := scaffold.PauseFor(ctx, 100*time.Millisecond); err != nil {
 			return fmt.Errorf("move %d does not end: %w", id, err)
 		}
 		err := d.onScheduler(ctx, func(c rowraftv1.ClusterClient) error {

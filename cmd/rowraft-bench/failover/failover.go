@@ -1,4 +1,4 @@
-package main
+package failover
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -36,16 +37,22 @@ const (
 	failoverNodeShards = 12
 )
 
-// failoverConfig has the number of faults of each kind.
-type failoverConfig struct {
-	kills, transfers, stalls, servers int
-	moves, restarts                   int
-	stallLimit                        time.Duration // --disk-stall-limit of the servers; 0: that of the profile
-	still                             bool          // the scheduler moves no replica by itself
+// Config is what to measure.
+type Config struct {
+	Own  scaffold.Servers // 3 of them
+	Seed uint64           // of the moments of the faults
+
+	// How often: the leader is killed, the lead is handed over, the leader's disk hangs, a server that leads a third of
+	// the shards is killed, the leader's replica moves, all servers restart in turn.
+	Kills, Transfers, Stalls, Servers int
+	Moves, Restarts                   int
+
+	StallLimit time.Duration // --disk-stall-limit of the servers; 0: that of the profile
+	still      bool          // the scheduler moves no replica by itself
 }
 
-// failoverResult is the JSON of `bench failover`; the field names are a contract.
-type failoverResult struct {
+// Result is the JSON of `bench failover`; the field names are a contract.
+type Result struct {
 	Schema string `json:"schema"`
 	Op     string `json:"op"`
 
@@ -61,7 +68,7 @@ type failoverResult struct {
 
 	Reads *failoverReads `json:"bounded_reads"`
 
-	bars
+	scaffold.Bars
 	Skipped []string `json:"skipped,omitempty"` // faults that could not be measured, each with its reason
 
 	// Gone are servers that ended without a fault of the run, for example because of a disk that
@@ -72,7 +79,7 @@ type failoverResult struct {
 	Backend  string `json:"log_backend"`
 	Profile  string `json:"profile"`
 	Pushes   int64  `json:"pushes"`
-	busyHost
+	scaffold.BusyHost
 }
 
 // failoverTimes are the times of one kind of fault, in seconds.
@@ -113,66 +120,66 @@ type failoverReads struct {
 	Error   string  `json:"first_error,omitempty"`
 }
 
-// benchFailover disturbs clusters of its own under a light load.
-func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r *failoverResult, err error) {
-	f := cfg.failover
+// Measure disturbs clusters of its own under a light load.
+func Measure(ctx context.Context, cfg Config, progress io.Writer) (r *Result, err error) {
+	f := &cfg
 	switch {
-	case cfg.replicas != 3:
-		return nil, cli.Usagef("bench failover --replicas %d: want 3", cfg.replicas)
-	case min(f.kills, f.transfers, f.stalls, f.servers, f.moves, f.restarts) < 0 ||
-		max(f.kills, f.transfers, f.stalls, f.servers, f.moves, f.restarts) == 0:
+	case cfg.Own.Number != 3:
+		return nil, cli.Usagef("bench failover --replicas %d: want 3", cfg.Own.Number)
+	case min(f.Kills, f.Transfers, f.Stalls, f.Servers, f.Moves, f.Restarts) < 0 ||
+		max(f.Kills, f.Transfers, f.Stalls, f.Servers, f.Moves, f.Restarts) == 0:
 		return nil,
 			cli.Usagef(
 				"--kills %d, --transfers %d, --moves %d, --restarts %d, --stalls %d, --servers %d: want 0 or more, and one of them",
-				f.kills, f.transfers, f.moves, f.restarts, f.stalls, f.servers)
+				f.Kills, f.Transfers, f.Moves, f.Restarts, f.Stalls, f.Servers)
 	}
-	r = &failoverResult{
-		Schema: cli.JSONSchema, Op: "failover", Replicas: cfg.replicas, Backend: cfg.backend, Profile: cfg.profile,
-		busyHost: busyHost{host: thisHost()},
+	r = &Result{
+		Schema: cli.JSONSchema, Op: "failover", Replicas: cfg.Own.Number, Backend: cfg.Own.Backend, Profile: cfg.Own.Profile,
+		BusyHost: scaffold.BusyHost{Host: scaffold.ThisHost()},
 	}
-	r.Load[0] = machineLoad()
+	r.Load[0] = scaffold.MachineLoad()
 	reads := &readTally{}
-	if f.kills+f.transfers+f.stalls > 0 {
-		cfg.shards = 1
+	if f.Kills+f.Transfers+f.Stalls > 0 {
+		cfg.Own.Shards = 1
 		if err := r.onCluster(ctx, cfg, reads, progress,
-			func(d *disturber) error { return r.oneShard(ctx, &f, d) }); err != nil {
+			func(d *disturber) error { return r.oneShard(ctx, f, d) }); err != nil {
 			return nil, err
 		}
 	}
-	if f.restarts > 0 {
-		cfg.shards = plannedShards
+	if f.Restarts > 0 {
+		cfg.Own.Shards = plannedShards
 		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) (err error) {
-			r.Restarts, err = d.repeatPlanned(ctx, "restart", f.restarts, d.rollingRestart)
+			r.Restarts, err = d.repeatPlanned(ctx, "restart", f.Restarts, d.rollingRestart)
 			return err
 		}); err != nil {
 			return nil, err
 		}
 	}
-	if f.moves > 0 {
-		cfg.shards, cfg.replicas, cfg.failover.still = 1, r.Replicas+1, true
+	if f.Moves > 0 {
+		cfg.Own.Shards, cfg.Own.Number, cfg.still = 1, r.Replicas+1, true
 		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) (err error) {
-			r.Moves, err = d.repeatPlanned(ctx, "move", f.moves, d.move)
+			r.Moves, err = d.repeatPlanned(ctx, "move", f.Moves, d.move)
 			return err
 		}); err != nil {
 			return nil, err
 		}
-		cfg.replicas, cfg.failover.still = r.Replicas, false
+		cfg.Own.Number, cfg.still = r.Replicas, false
 	}
-	if f.servers > 0 {
-		cfg.shards = failoverNodeShards
+	if f.Servers > 0 {
+		cfg.Own.Shards = failoverNodeShards
 		if err := r.onCluster(ctx, cfg, reads, progress,
-			func(d *disturber) error { return r.manyShards(ctx, &f, d) }); err != nil {
+			func(d *disturber) error { return r.manyShards(ctx, f, d) }); err != nil {
 			return nil, err
 		}
 	}
 	r.Reads = reads.result()
-	r.Load[1] = machineLoad()
+	r.Load[1] = scaffold.MachineLoad()
 	r.judge()
 	return r, nil
 }
 
 // onCluster calls faults with a cluster of its own under load, and adds to r the pushes and the servers that ended.
-func (r *failoverResult) onCluster(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer,
+func (r *Result) onCluster(ctx context.Context, cfg Config, reads *readTally, progress io.Writer,
 	faults func(*disturber) error) (err error) {
 	d, err := newDisturber(ctx, cfg, reads, progress)
 	if err != nil {
@@ -187,18 +194,18 @@ func (r *failoverResult) onCluster(ctx context.Context, cfg benchConfig, reads *
 }
 
 // oneShard disturbs the leader of a cluster of one shard.
-func (r *failoverResult) oneShard(ctx context.Context, f *failoverConfig, d *disturber) error {
-	stalls := f.stalls
+func (r *Result) oneShard(ctx context.Context, f *Config, d *disturber) error {
+	stalls := f.Stalls
 	if stalls > 0 && !d.stalls {
 		r.Skipped = append(r.Skipped,
 			"disk stalls: there is no rowraft-faults, whose disk can be told to hang; `make build-faults` builds it")
 		stalls = 0
 	}
-	kills, err := d.repeat(ctx, "kill −9", f.kills, d.kill)
+	kills, err := d.repeat(ctx, "kill −9", f.Kills, d.kill)
 	if err != nil {
 		return err
 	}
-	r.Transfers, err = d.repeatPlanned(ctx, "transfer", f.transfers, d.handOver)
+	r.Transfers, err = d.repeatPlanned(ctx, "transfer", f.Transfers, d.handOver)
 	if err != nil {
 		return err
 	}
@@ -211,8 +218,8 @@ func (r *failoverResult) oneShard(ctx context.Context, f *failoverConfig, d *dis
 }
 
 // manyShards kills servers that lead a third of the shards.
-func (r *failoverResult) manyShards(ctx context.Context, f *failoverConfig, d *disturber) error {
-	servers, err := d.repeat(ctx, "kill −9 of a server that leads a third", f.servers, d.killNode)
+func (r *Result) manyShards(ctx context.Context, f *Config, d *disturber) error {
+	servers, err := d.repeat(ctx, "kill −9 of a server that leads a third", f.Servers, d.killNode)
 	if err != nil {
 		return err
 	}
@@ -221,10 +228,10 @@ func (r *failoverResult) manyShards(ctx context.Context, f *failoverConfig, d *d
 }
 
 // judge holds the figures against their bars.
-func (r *failoverResult) judge() {
+func (r *Result) judge() {
 	over := func(what string, t *failoverTimes, figure func(*failoverTimes) float64, bar time.Duration) {
 		if t != nil && figure(t) > bar.Seconds() {
-			r.miss("%s: %.2f s, the bar is %.2f s", what, figure(t), bar.Seconds())
+			r.Miss("%s: %.2f s, the bar is %.2f s", what, figure(t), bar.Seconds())
 		}
 	}
 	p50 := func(t *failoverTimes) float64 { return t.P50 }
@@ -238,13 +245,13 @@ func (r *failoverResult) judge() {
 	over("disk stalls, max", r.Stalls, most, stallMaxBar)
 	over("servers that lead a third, max", r.Servers, most, nodeMaxBar)
 	if r.Reads.Share < readShareBar {
-		r.miss("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)", r.Reads.Share, readShareBar,
+		r.Miss("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)", r.Reads.Share, readShareBar,
 			r.Reads.Error)
 	}
 	r.Passed = len(r.Failed) == 0
 }
 
-func (r *failoverResult) print(w io.Writer) error {
+func (r *Result) Print(w io.Writer) error {
 	line := func(t *failoverTimes) string {
 		return fmt.Sprintf("p50 %.2f s, p90 %.2f s, p99 %.2f s, max %.2f s (n = %d)", t.P50, t.P90, t.P99, t.Max, t.N)
 	}
@@ -277,14 +284,14 @@ func (r *failoverResult) print(w io.Writer) error {
 	if err := cli.Facts(w, append(pairs,
 		"servers", fmt.Sprintf("%s, profile %s, log %s; %s acknowledged", cli.Plural(r.Replicas, "replica"), r.Profile,
 			r.Backend, cli.Count(uint64(r.Pushes))+" pushes"),
-		"machine", r.busyHost.String())...); err != nil {
+		"machine", r.BusyHost.String())...); err != nil {
 		return err
 	}
 	return r.printWorst(w)
 }
 
 // printWorst prints the events of the longest gap of each kind of planned change.
-func (r *failoverResult) printWorst(w io.Writer) error {
+func (r *Result) printWorst(w io.Writer) error {
 	for _, k := range []struct {
 		name string
 		p    *plannedGaps
@@ -306,18 +313,6 @@ func (r *failoverResult) printWorst(w io.Writer) error {
 		}
 	}
 	return nil
-}
-
-// machineLoad returns the load average of a minute, 0 if the kernel does not report it.
-func machineLoad() (load float64) {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return 0
-	}
-	if _, err := fmt.Sscan(string(b), &load); err != nil {
-		return 0
-	}
-	return load
 }
 
 // diskStallFile follows a server's name.

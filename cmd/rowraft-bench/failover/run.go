@@ -1,4 +1,4 @@
-package main
+package failover
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/route"
@@ -42,18 +43,19 @@ type disturber struct {
 	stalls   bool   // the servers' disks can be told to hang
 }
 
-func newDisturber(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer) (*disturber, error) {
-	fmt.Fprintf(progress, "starting %s with %s …\n", cli.Plural(cfg.replicas, "server"), cli.Plural(cfg.shards, "shard"))
-	d := &disturber{rng: rand.New(rand.NewPCG(cfg.seed, 0)), progress: progress, trace: newTrace()}
-	if cfg.failover.stalls > 0 && cfg.serverBinary == "" {
+func newDisturber(ctx context.Context, cfg Config, reads *readTally, progress io.Writer) (*disturber, error) {
+	fmt.Fprintf(progress, "starting %s with %s …\n", cli.Plural(cfg.Own.Number, "server"),
+		cli.Plural(cfg.Own.Shards, "shard"))
+	d := &disturber{rng: rand.New(rand.NewPCG(cfg.Seed, 0)), progress: progress, trace: newTrace()}
+	if cfg.Stalls > 0 && cfg.Own.Binary == "" {
 		if binary, err := localcluster.FindBinary("rowraft-faults", ""); err == nil {
-			cfg.serverBinary, d.stalls = binary, true
+			cfg.Own.Binary, d.stalls = binary, true
 		}
 	}
 	var err error
-	d.cluster, d.dir, err = startServers(ctx, cfg, failoverPatience, func(dir string, o *localcluster.Options) {
+	d.cluster, d.dir, err = cfg.Own.Start(ctx, failoverPatience, func(dir string, o *localcluster.Options) {
 		o.Args = []string{"--log-level", "info", "--log-format", "json", "--disk-stall-limit",
-			cfg.failover.stallLimit.String(), fmt.Sprintf("--rebalance=%v", !cfg.failover.still)}
+			cfg.StallLimit.String(), fmt.Sprintf("--rebalance=%v", !cfg.still)}
 		if d.stalls {
 			o.Env = append(o.Env, "ROWRAFT_DISK_FAULTS="+localcluster.PerServer(dir, diskStallFile))
 		}
@@ -107,22 +109,11 @@ func (d *disturber) calm(ctx context.Context) error {
 		}
 		whole, err := d.whole(ctx)
 		if whole {
-			return pauseFor(ctx, failoverCalm+time.Duration(d.rng.Int64N(int64(failoverJitter))))
+			return scaffold.PauseFor(ctx, failoverCalm+time.Duration(d.rng.Int64N(int64(failoverJitter))))
 		}
-		if perr := pauseFor(ctx, 20*time.Millisecond); perr != nil {
+		if perr := scaffold.PauseFor(ctx, 20*time.Millisecond); perr != nil {
 			return fmt.Errorf("the replicas do not catch up: %w", errors.Join(perr, err))
 		}
-	}
-}
-
-func pauseFor(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
@@ -134,7 +125,7 @@ const failoverLag = 20
 const failoverCopies = 3
 
 func (d *disturber) whole(ctx context.Context) (bool, error) {
-	want, err := appliedOf(ctx, d.cluster)
+	want, err := scaffold.AppliedOf(ctx, d.cluster)
 	if err != nil {
 		return false, err
 	}
@@ -170,7 +161,7 @@ func (d *disturber) leader(ctx context.Context, shard int) (*localcluster.Server
 				}
 			}
 		}
-		if err := pauseFor(ctx, 20*time.Millisecond); err != nil {
+		if err := scaffold.PauseFor(ctx, 20*time.Millisecond); err != nil {
 			return nil, fmt.Errorf("shard %d has no leader: %w", shard, err)
 		}
 	}
@@ -228,7 +219,7 @@ func (d *disturber) stall(ctx context.Context) (time.Duration, error) {
 	ended, cancel := context.WithTimeout(ctx, failoverPatience)
 	defer cancel()
 	for victim.Running() {
-		if err := pauseFor(ended, 10*time.Millisecond); err != nil {
+		if err := scaffold.PauseFor(ended, 10*time.Millisecond); err != nil {
 			return 0, fmt.Errorf("server %s goes on with a disk that hangs: %w", victim.Name, err)
 		}
 	}

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
+	"github.com/rowraft/rowraft/internal/cli"
+)
+
+// workload is the part of a result that names the table, the calls and the servers.
+type workload struct {
+	Optimizer string `json:"optimizer"`
+	Rows      int    `json:"rows"`
+	Dim       int    `json:"dim"`
+	Batch     int    `json:"batch"`
+	Conns     int    `json:"conns"`
+	Keys      string `json:"keys"`
+	Replicas  int    `json:"replicas"`
+	Shards    int    `json:"shards"`
+	Backend   string `json:"log_backend"`
+	scaffold.Host
+}
+
+func workloadOf(cfg *benchConfig, m *clustermap.Map) workload {
+	return workload{
+		Optimizer: cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
+		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend, Host: scaffold.ThisHost(),
+	}
+}
+
+// facts returns the lines of package cli's Facts. The line of the table ends with more.
+func (l *workload) facts(more string) []string {
+	return []string{
+		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys%s", cli.Count(uint64(l.Rows)), l.Dim, l.Optimizer, l.Keys, more),
+		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(l.Replicas, "replica"), cli.Plural(l.Shards, "shard"), l.Backend),
+		"machine", l.Host.String(),
+	}
+}
