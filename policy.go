@@ -238,8 +238,11 @@ func (s *Schema) validatePolicies() error {
 		return Errorf(CodeInvalidArgument,
 			"a dense table keeps all of its rows: admission, expiry and capacity are for sparse ones")
 	}
-	if s.Memory != 0 && (s.Memory < MinMemory || s.Memory > MaxMemory || s.Kind == Dense) {
-		return Errorf(CodeInvalidArgument, "memory of %d bytes: want 0, or in a sparse table %d to %d", s.Memory, MinMemory,
+	if s.Memory != 0 && s.Kind == Dense {
+		return Errorf(CodeInvalidArgument, "a dense table has all of its rows in memory: only a sparse one can be tiered")
+	}
+	if s.Memory != 0 && (s.Memory < MinMemory || s.Memory > MaxMemory) {
+		return Errorf(CodeInvalidArgument, "memory of %d bytes for a tiered table: want %d to %d", s.Memory, MinMemory,
 			uint64(MaxMemory))
 	}
 	if err := s.Admission.validate(); err != nil {

@@ -264,3 +264,29 @@ func TestTierThatCannotBeRead(t *testing.T) {
 		})
 	}
 }
+
+// TestChecksLeaveTheDiskToOthers: a check in small steps reads few rows of the file in each, and goes through all of
+// them.
+func TestChecksLeaveTheDiskToOthers(t *testing.T) {
+	table, f := tiered(t, testSchema(rowraft.Sparse, rowraft.SGD, 16), 1<<20)
+	if err := push(t, table, keysUpTo(0, 20_000)...); err != nil {
+		t.Fatal(err)
+	}
+	cold := table.Tier().Stats().Records
+	begin := f.reads
+	for s := range rowraft.Slot(rowraft.DefaultSlots) {
+		for done := false; !done; {
+			before := f.reads
+			var ok bool
+			if _, done, ok = table.CheckSlot(s, 64<<10); !ok {
+				t.Fatalf("slot %d is damaged", s)
+			}
+			if n := f.reads - before; n > 4 {
+				t.Fatalf("a step of 64 KiB read %d rows of the file", n)
+			}
+		}
+	}
+	if n := int64(f.reads - begin); n != cold || cold == 0 {
+		t.Errorf("%d reads for %d rows in the file", n, cold)
+	}
+}

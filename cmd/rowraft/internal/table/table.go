@@ -492,7 +492,7 @@ type tableShardJSON struct {
 func (v Detail) print(w io.Writer, wide bool) error {
 	t := v.Table
 	admission, expiry, capacity := t.policies()
-	if err := cli.Facts(w,
+	facts := []string{
 		"TABLE", t.Name,
 		"ID", t.ID,
 		"KIND", t.Kind,
@@ -505,28 +505,27 @@ func (v Detail) print(w io.Writer, wide bool) error {
 		"CAPACITY", capacity,
 		"ROWS", cli.Count(t.Rows),
 		"MEMORY", fmt.Sprintf("%s, %.0f bytes a row", cli.Size(t.MemoryBytes), v.RowBytes),
-	); err != nil {
-		return err
 	}
-	if s := v.Stream; s != nil {
-		if err := cli.Facts(w, "STREAM",
-			fmt.Sprintf(
-				"%s rows admitted, %s pushes rejected, %s rows evicted, %s expired, %s keys wait; since the leaders started",
-				cli.Count(s.Admitted), cli.Count(s.Rejected), cli.Count(s.Evicted), cli.Count(s.Expired),
-				cli.Count(s.Candidates))); err != nil {
-			return err
-		}
+	if t.SumPushes {
+		facts = append(facts, "SUMS", "pushes that wait together are one mini-batch (--sum-pushes)")
 	}
 	if c := v.Cold; c != nil {
-		facts := []string{"STORE", fmt.Sprintf("tiered, %s of memory over all shards", cli.Size(t.MemoryLimit)),
+		facts = append(facts, "STORE", fmt.Sprintf("tiered, %s of memory over all shards", cli.Size(t.MemoryLimit)),
 			"ON DISK", fmt.Sprintf("%s rows, files of %s; %s rows read, %s written since the leaders started",
-				cli.Count(c.Rows), cli.Size(c.FileBytes), cli.Count(c.RowsRead), cli.Count(c.RowsWritten))}
+				cli.Count(c.Rows), cli.Size(c.FileBytes), cli.Count(c.RowsRead), cli.Count(c.RowsWritten)))
 		for _, e := range c.Errors {
 			facts = append(facts, "ERROR", e)
 		}
-		if err := cli.Facts(w, facts...); err != nil {
-			return err
-		}
+	}
+	if s := v.Stream; s != nil {
+		facts = append(facts, "STREAM",
+			fmt.Sprintf(
+				"%s rows admitted, %s pushes rejected, %s rows evicted, %s expired, %s keys wait; since the leaders started",
+				cli.Count(s.Admitted), cli.Count(s.Rejected), cli.Count(s.Evicted), cli.Count(s.Expired),
+				cli.Count(s.Candidates)))
+	}
+	if err := cli.Facts(w, facts...); err != nil {
+		return err
 	}
 	fmt.Fprintln(w)
 	out := cli.NewTable(w, wide, []string{"SHARD", "LEADER", "ROWS", "BYTES"}, "SHARD", "ROWS", "BYTES")
