@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
@@ -147,6 +149,10 @@ type TableConfig struct {
 	Capacity  *CapacityConfig `yaml:"capacity"`  // embeddings only
 	// SumPushes: leaders may sum the pushes of several trainers for any optimizer.
 	SumPushes bool `yaml:"sum_pushes" json:",omitempty"`
+	// Store tiered: rows that were not used lately are on the servers' disks, the others in Memory, such as 8GiB for one
+	// copy of the table; embeddings only. "" and memory: all rows are in memory.
+	Store  string `yaml:"store" json:",omitempty"`
+	Memory string `yaml:"memory" json:",omitempty"`
 }
 
 // CapacityConfig limits the rows of a table.
@@ -311,9 +317,29 @@ func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 	s.SumPushes = t.SumPushes
 	if t.Capacity != nil {
 		s.Capacity.Rows = t.Capacity.Rows
-		s.Capacity.Evict, err = rowraft.ParseEvict(t.Capacity.Evict)
+		if s.Capacity.Evict, err = rowraft.ParseEvict(t.Capacity.Evict); err != nil {
+			return err
+		}
 	}
+	s.Memory, err = t.memory()
 	return err
+}
+
+// memory returns how many bytes one copy of a tiered table may take in memory; 0: all rows are there.
+func (t *TableConfig) memory() (uint64, error) {
+	switch {
+	case t.Store != "" && t.Store != "memory" && t.Store != "tiered":
+		return 0, invalid("store %q: want memory or tiered", t.Store)
+	case t.Store != "tiered" && t.Memory != "":
+		return 0, invalid("memory %s needs store: tiered; otherwise all rows are in memory", t.Memory)
+	case t.Store != "tiered":
+		return 0, nil
+	}
+	n, err := humanize.ParseBytes(t.Memory)
+	if err != nil || n == 0 {
+		return 0, invalid("store: tiered with memory %q: want how much memory the table may take, such as 8GiB", t.Memory)
+	}
+	return n, nil
 }
 
 // resume returns what a trainer of the job may resume from.
