@@ -58,8 +58,8 @@ func (c *slotCheck) checked(x *index, tag uint32, r record) bool {
 // CheckSlot hashes the rows and candidates of slot s again and compares the sum with the digest
 // that the table has updated at each change. ok is false if they differ: memory was damaged.
 //
-// One call reads about most bytes, 8 per index entry; size is how many bytes of rows and
-// candidates it has read. A row in the file counts as coldCheckBytes. Rows may change between two calls. The caller calls CheckSlot for s
+// One call reads about most bytes, 8 per index entry; size is how many bytes of rows and candidates it has read. A row
+// in the file counts as coldCheckBytes. Rows may change between two calls. The caller calls CheckSlot for s
 // until done is true, or gives up the check by a call for another slot.
 //
 // The caller must be a reader of the state between two calls of the writer (see "Concurrency"). One

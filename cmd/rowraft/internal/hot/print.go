@@ -71,17 +71,13 @@ func Summary(ctx context.Context, g *remote.Flags) (string, error) {
 	var parts []string
 	for _, p := range v.Curve {
 		if p.Keys == 1 || p.Keys == 10 || p.Keys == 100 || p.Keys == 1000 {
-			parts = append(parts, fmt.Sprintf("%s: %s", cli.Count(uint64(p.Keys)), percent(p.Share)))
+			parts = append(parts, fmt.Sprintf("%s %s", cli.Plural(p.Keys, "key"), percent(p.Share)))
 		}
 	}
 	if len(parts) == 0 {
 		return "", nil
 	}
-	line := "of the rows pulled and pushed, the hottest keys receive " + strings.Join(parts, ", ")
-	if v.Zipf > 0 {
-		line += fmt.Sprintf(" (about Zipf %.2f)", v.Zipf)
-	}
-	return line, nil
+	return "share of the rows pulled and pushed, each once in a batch: hottest " + strings.Join(parts, ", "), nil
 }
 
 func (v *shardsJSON) print(w io.Writer, wide bool) error {
