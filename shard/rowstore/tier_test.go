@@ -14,11 +14,11 @@ import (
 
 // memFile is a coldfile.Disk in memory. It fails on demand.
 type memFile struct {
-	mu                  sync.Mutex
-	b                   []byte
-	failReads, full     bool
-	reads, writes, most int
-	closed              bool
+	mu              sync.Mutex
+	b               []byte
+	failReads, full bool
+	reads, writes   int
+	closed          bool
 }
 
 func (f *memFile) ReadAt(p []byte, at int64) (int, error) {
