@@ -251,8 +251,10 @@ def test_the_gil_is_released():
     assert n > 1000
 
 
-def test_ctrl_c(cluster, name):
+def test_ctrl_c(cluster, name, request):
     """It interrupts a call that would wait for ever, and says what it knows of a push."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     dead = rowraft.connect("127.0.0.1:1", timeout=float("inf"))
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
