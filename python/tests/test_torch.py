@@ -10,6 +10,7 @@ import rowraft
 torch = pytest.importorskip("torch")
 
 import rowraft.torch as rt  # noqa: E402
+from rowraft.torch._jagged import positions  # noqa: E402
 
 
 def jagged(rng: np.random.Generator, keys: list[str], batch: int, ids: int, most: int = 4, all_ids: bool = False):
@@ -87,7 +88,7 @@ def test_like_embedding_bag(ps, name, rule, pooling):
         values = torch.cat([batch.values()[: int(lengths[:32].sum())], z.values()])
         batch = rt.KeyedJaggedTensor(["x", "y", "z"], values, lengths)
         got = emb(batch)
-        at = rt._positions(batch)
+        at = positions(batch)
         want = []
         for f, c in (("x", configs[0]), ("y", configs[0]), ("z", configs[1])):
             low, high, n = at[f]

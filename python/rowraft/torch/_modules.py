@@ -1,19 +1,4 @@
-"""Embedding modules for PyTorch whose tables are on a rowraft cluster.
-
-::
-
-    import torch, rowraft, rowraft.torch as rt
-
-    emb = rt.EmbeddingBagCollection(ps, tables=[
-        rt.EmbeddingBagConfig(name="user", embedding_dim=16, feature_names=["user_id"], pooling=rt.SUM,
-                              optimizer=rt.RowwiseAdagrad(lr=0.05))])
-    pooled = emb(rt.KeyedJaggedTensor(["user_id"], values, lengths))   # or TorchRec's
-    loss_of(pooled["user_id"]).backward()                              # pushes the sum of the gradients of each id
-
-The names are those of TorchRec. The modules have no parameters: forward pulls the rows of a batch, once for each id,
-and backward pushes their gradients, which the optimizer of the table applies on the servers. A dense optimizer and DDP
-see none of it.
-"""
+"""The embedding modules, and prefetch of their rows."""
 
 from __future__ import annotations
 
@@ -21,7 +6,7 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, Union, runtime_checkable
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -30,52 +15,8 @@ from torch import nn
 
 from rowraft import errors
 from rowraft._client import Client, Future, Table
-from rowraft._schema import (
-    FTRL,
-    SGD,
-    Adagrad,
-    Adam,
-    Add,
-    Admission,
-    Count,
-    Initializer,
-    Momentum,
-    Normal,
-    Optimizer,
-    Probability,
-    RowwiseAdagrad,
-    Uniform,
-    Zeros,
-)
-
-__all__ = [
-    "FTRL",
-    "MEAN",
-    "NONE",
-    "SGD",
-    "SUM",
-    "Adagrad",
-    "Adam",
-    "Add",
-    "Count",
-    "EmbeddingBagCollection",
-    "EmbeddingBagConfig",
-    "EmbeddingCollection",
-    "EmbeddingConfig",
-    "JaggedTensor",
-    "KeyedJaggedTensor",
-    "KeyedTensor",
-    "Momentum",
-    "Normal",
-    "PoolingType",
-    "Prepared",
-    "Probability",
-    "RowwiseAdagrad",
-    "Uniform",
-    "Zeros",
-    "pool",
-    "prefetch",
-]
+from rowraft._schema import Admission, Initializer, Optimizer
+from rowraft.torch._jagged import Jagged, JaggedTensor, KeyedTensor, bad, positions
 
 
 class PoolingType(enum.Enum):
@@ -114,90 +55,6 @@ class EmbeddingBagConfig(EmbeddingConfig):
     """A table whose features are pooled. A bag without ids is 0."""
 
     pooling: PoolingType = SUM
-
-
-@runtime_checkable
-class Jagged(Protocol):
-    """What the modules need of a KeyedJaggedTensor: TorchRec's has it, too."""
-
-    def keys(self) -> list[str]: ...
-    def values(self) -> torch.Tensor: ...
-    def lengths(self) -> torch.Tensor: ...
-    def weights_or_none(self) -> torch.Tensor | None: ...
-
-
-class KeyedJaggedTensor:
-    """Lists of ids of several features for a batch, as TorchRec's class of this name.
-
-    Args:
-        keys: names of the features.
-        values: ids ≥ 0, one dimension: all examples of the first feature, then of the second, and so on.
-        lengths: integers of shape ``(len(keys) · batch,)``: how many ids each example has of each feature.
-        weights: a factor for each id, for sum pooling.
-    """
-
-    def __init__(
-        self, keys: Sequence[str], values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None = None
-    ) -> None:
-        self._keys, self._values, self._lengths, self._weights = list(keys), values, lengths, weights
-
-    def keys(self) -> list[str]:
-        return self._keys
-
-    def values(self) -> torch.Tensor:
-        return self._values
-
-    def lengths(self) -> torch.Tensor:
-        return self._lengths
-
-    def weights_or_none(self) -> torch.Tensor | None:
-        return self._weights
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJaggedTensor:
-        weights = None if self._weights is None else self._weights.to(device, non_blocking=non_blocking)
-        return KeyedJaggedTensor(
-            self._keys,
-            self._values.to(device, non_blocking=non_blocking),
-            self._lengths.to(device, non_blocking=non_blocking),
-            weights,
-        )
-
-
-@dataclasses.dataclass
-class JaggedTensor:
-    """Vectors of one feature: ``values`` of shape (ids, dim), ``lengths`` of shape (batch,)."""
-
-    _values: torch.Tensor
-    _lengths: torch.Tensor
-
-    def values(self) -> torch.Tensor:
-        return self._values
-
-    def lengths(self) -> torch.Tensor:
-        return self._lengths
-
-
-class KeyedTensor:
-    """Pooled vectors of several features, as TorchRec's class of this name."""
-
-    def __init__(self, keys: list[str], parts: list[torch.Tensor]) -> None:
-        self._parts = dict(zip(keys, parts))
-
-    def keys(self) -> list[str]:
-        return list(self._parts)
-
-    def values(self) -> torch.Tensor:
-        """All vectors of an example in one row: (batch, sum of dims)."""
-        return torch.cat(list(self._parts.values()), dim=1)
-
-    def length_per_key(self) -> list[int]:
-        return [p.shape[1] for p in self._parts.values()]
-
-    def __getitem__(self, key: str) -> torch.Tensor:
-        return self._parts[key]
-
-    def to_dict(self) -> dict[str, torch.Tensor]:
-        return dict(self._parts)
 
 
 def pool(
@@ -259,12 +116,12 @@ class _Collection(nn.Module):
     def __init__(self, client: Client, tables: Sequence[EmbeddingConfig], in_flight: int) -> None:
         super().__init__()
         if in_flight < 0:
-            raise _bad(f"in_flight: {in_flight}: want 0 or more")
+            raise bad(f"in_flight: {in_flight}: want 0 or more")
         names = [f for t in tables for f in t.feature_names]
         for what, all_names in (("feature", names), ("table", [t.name for t in tables])):
             twice = [n for n, count in collections.Counter(all_names).items() if count > 1]
             if twice:
-                raise _bad(f"tables: the {what} {twice[0]!r} appears twice")
+                raise bad(f"tables: the {what} {twice[0]!r} appears twice")
         self._client = client
         self._configs = list(tables)
         self._in_flight = in_flight
@@ -300,7 +157,7 @@ class _Collection(nn.Module):
         if not isinstance(batch, Jagged):
             raise TypeError(f"features: want a KeyedJaggedTensor, got {type(batch).__name__}")
         tables = self._open()
-        at = _positions(batch)
+        at = positions(batch)
         values = batch.values()
         if values.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"values: dtype {values.dtype}: want torch.int64")
@@ -308,11 +165,11 @@ class _Collection(nn.Module):
         for config in self._configs:
             missing = [f for f in config.feature_names if f not in at]
             if missing:
-                raise _bad(f"features: the batch has no feature {missing[0]!r} of table {config.name!r}")
+                raise bad(f"features: the batch has no feature {missing[0]!r} of table {config.name!r}")
             ids = torch.cat([values[at[f][0] : at[f][1]] for f in config.feature_names])
             unique, indices = torch.unique(ids, return_inverse=True)
             if unique.numel() and int(unique[0]) < 0:
-                raise _bad(f"values: id {int(unique[0])} of table {config.name!r} is negative")
+                raise bad(f"values: id {int(unique[0])} of table {config.name!r} is negative")
             rows = torch.empty((unique.numel(), config.embedding_dim), dtype=torch.float32, pin_memory=values.is_cuda)
             parts.append(_Part(unique.cpu().numpy().astype(np.uint64), indices, rows))
         pull = self._client.pull_many_async([(t, p.ids, p.rows.numpy()) for t, p in zip(tables, parts)])
@@ -321,7 +178,7 @@ class _Collection(nn.Module):
     def _rows(self, prepared: Prepared) -> Iterator[tuple[EmbeddingConfig, _Part, torch.Tensor]]:
         """Return the rows of each table on the batch's device; in training, with their push as a hook."""
         if prepared._used:
-            raise _bad("features: this Prepared was given to the module before")
+            raise bad("features: this Prepared was given to the module before")
         prepared._used = True
         self._drain(self._in_flight)
         prepared._pull.result()
@@ -370,9 +227,9 @@ class EmbeddingBagCollection(_Collection):
         super().__init__(client, tables, in_flight)
         for t in tables:
             if t.pooling is NONE:
-                raise _bad(f"tables: {t.name!r} has pooling NONE: use EmbeddingCollection")
+                raise bad(f"tables: {t.name!r} has pooling NONE: use EmbeddingCollection")
             if is_weighted and t.pooling is not SUM:
-                raise _bad(f"tables: {t.name!r} has weights: want pooling SUM, got {t.pooling.name}")
+                raise bad(f"tables: {t.name!r} has weights: want pooling SUM, got {t.pooling.name}")
         self._is_weighted = is_weighted
 
     def forward(self, features: Batch) -> KeyedTensor:
@@ -388,8 +245,8 @@ class EmbeddingBagCollection(_Collection):
         batch = prepared.batch
         weights = batch.weights_or_none() if self._is_weighted else None
         if self._is_weighted and weights is None:
-            raise _bad("features: is_weighted, but the batch has no weights")
-        at = _positions(batch)
+            raise bad("features: is_weighted, but the batch has no weights")
+        at = positions(batch)
         keys, pooled = [], []
         for config, part, rows in self._rows(prepared):
             assert isinstance(config, EmbeddingBagConfig)
@@ -412,7 +269,7 @@ class EmbeddingCollection(_Collection):
     def forward(self, features: Batch) -> dict[str, JaggedTensor]:
         """Return the vector of each id, by feature."""
         prepared = features if isinstance(features, Prepared) else self.prepare(features)
-        at = _positions(prepared.batch)
+        at = positions(prepared.batch)
         out = {}
         for config, part, rows in self._rows(prepared):
             begin = 0
@@ -432,7 +289,7 @@ def prefetch(data: Iterable[Any], module: _Collection, depth: int = 2) -> Iterat
         depth: batches to pull ahead. A row that is pulled ahead lacks the gradients of the up to depth batches between.
     """
     if depth < 1:
-        raise _bad(f"depth: {depth}: want 1 or more")
+        raise bad(f"depth: {depth}: want 1 or more")
     ahead: collections.deque[Any] = collections.deque()
     for batch in data:
         ahead.append(_prepare(batch, module))
@@ -445,31 +302,3 @@ def _prepare(batch: Any, module: _Collection) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(module.prepare(b) if isinstance(b, Jagged) else b for b in batch)
     return module.prepare(batch)
-
-
-def _positions(batch: Jagged) -> dict[str, tuple[int, int, torch.Tensor]]:
-    """Return where the ids of each feature are, and the lengths of its bags."""
-    keys, lengths, values = batch.keys(), batch.lengths(), batch.values()
-    if not keys or values.dim() != 1 or lengths.dim() != 1 or lengths.numel() % len(keys):
-        raise _bad(
-            f"features: {len(keys)} keys, values of shape {tuple(values.shape)}, lengths of shape "
-            f"{tuple(lengths.shape)}: want values with one dimension, and lengths for each key and example"
-        )
-    if lengths.device != values.device:
-        raise _bad(f"lengths: on {lengths.device}, and values on {values.device}")
-    weights = batch.weights_or_none()
-    if weights is not None and weights.shape != values.shape:
-        raise _bad(f"weights: shape {tuple(weights.shape)}: want that of values, {tuple(values.shape)}")
-    by_key = lengths.reshape(len(keys), -1)
-    sums = by_key.sum(1).tolist()
-    if sum(sums) != values.numel() or (lengths.numel() and int(lengths.min()) < 0):
-        raise _bad(f"lengths: they sum to {sum(sums)}, and there are {values.numel()} values")
-    out, begin = {}, 0
-    for key, row, n in zip(keys, by_key, sums):
-        out[key] = (begin, begin + n, row)
-        begin += n
-    return out
-
-
-def _bad(message: str) -> errors.InvalidArgumentError:
-    return errors.InvalidArgumentError(message, errors.Code.INVALID_ARGUMENT)
