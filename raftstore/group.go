@@ -227,7 +227,10 @@ func (g *Group) reconcile() error {
 		return err
 	}
 	g.log.Warn("clearing a log that a newer snapshot replaces", "first", first, "last", last, "snapshot", snap.ID)
-	return g.inner.DeleteRange(first, last)
+	if err := g.inner.DeleteRange(first, last); err != nil {
+		return err
+	}
+	return g.inner.Reclaim()
 }
 
 // raftSnapshotThreshold disables raft's own snapshots, which count entries.

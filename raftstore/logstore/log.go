@@ -244,6 +244,10 @@ func (g *Log) DeleteRange(min, max uint64) error {
 	g.cache.remove(min, max)
 	g.o.Ledger.removed(min, max)
 	g.checkPhantom(max)
+	// Not watched: no append, and so no heartbeat, waits for it.
+	if err := g.o.Inner.Reclaim(); err != nil {
+		return g.fail("reclaim the space of", err)
+	}
 	return nil
 }
 

@@ -78,11 +78,23 @@ func (w logWriter) append(term, n uint64) error {
 }
 
 func (w logWriter) cutHead(upTo uint64) error {
-	return w.do(func(m *logModel) { m.first = upTo + 1 }, func() error { return w.DeleteRange(w.life.done.first, upTo) })
+	return w.do(func(m *logModel) { m.first = upTo + 1 }, func() error { return w.cut(w.life.done.first, upTo) })
 }
 
 func (w logWriter) cutTail(from uint64) error {
-	return w.do(func(m *logModel) { m.last = from - 1 }, func() error { return w.DeleteRange(from, w.life.done.last) })
+	return w.do(func(m *logModel) { m.last = from - 1 }, func() error { return w.cut(from, w.life.done.last) })
+}
+
+func (w logWriter) cut(from, to uint64) error {
+	if err := w.DeleteRange(from, to); err != nil {
+		return err
+	}
+	return w.Reclaim()
+}
+
+// cutHeadOnly leaves the files of the cut entries.
+func (w logWriter) cutHeadOnly(upTo uint64) error {
+	return w.do(func(m *logModel) { m.first = upTo + 1 }, func() error { return w.DeleteRange(w.life.done.first, upTo) })
 }
 
 func (w logWriter) set(key, value string) error {
@@ -149,11 +161,12 @@ func lifeOfALog(w logWriter) error {
 		func() error { return w.cutTail(5) }, // over a whole segment
 		func() error { return w.append(3, 9) },
 		func() error { return w.cutHead(2) },
-		func() error { return w.cutHead(10) },
+		func() error { return w.cutHeadOnly(10) },
 		func() error { return w.append(3, 1) },
+		w.Reclaim,
 		func() error {
 			return w.do(func(m *logModel) { m.first, m.last = 0, 0 },
-				func() error { return w.DeleteRange(w.life.done.first, w.life.done.last) })
+				func() error { return w.cut(w.life.done.first, w.life.done.last) })
 		},
 		func() error { return w.appendBehindGap(4) },
 		func() error { return w.append(4, 2) },

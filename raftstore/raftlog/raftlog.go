@@ -25,6 +25,9 @@ type Log interface {
 	raft.LogStore
 	raft.StableStore
 	IsMonotonic() bool
+	// Reclaim releases the disk space of entries that DeleteRange has cut. Appends continue meanwhile. The next Open
+	// does it for a process that ended before. After an error, every later change of the log fails.
+	Reclaim() error
 	Close() error
 }
 

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -141,13 +142,65 @@ func TestRowLogReadsWhileSegmentsGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		if i%20 == 0 {
-			if err := l.DeleteRange(1, i-5); err != nil {
+			if err := errors.Join(l.DeleteRange(1, i-5), l.Reclaim()); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	if n := len(segmentFiles(t, disk)); n > 4 {
 		t.Errorf("%d segments for the last five entries", n)
+	}
+}
+
+// slowRename is a disk on which a segment is not put aside before release is closed.
+type slowRename struct {
+	vfs.FS
+	waits   chan struct{} // receives at the begin of each such rename
+	release chan struct{}
+}
+
+func (d slowRename) Rename(from, to string) error {
+	if strings.HasSuffix(to, freeExt) {
+		d.waits <- struct{}{}
+		<-d.release
+	}
+	return d.FS.Rename(from, to)
+}
+
+// Appends, which begin segments, reads and another cut do not wait while the disk is slow to release cut segments.
+func TestRowLogAppendsWhileSegmentsGo(t *testing.T) {
+	disk := slowRename{vfs.NewMem(), make(chan struct{}, 100), make(chan struct{})}
+	if err := vfs.MkdirAll(disk, "/log"); err != nil {
+		t.Fatal(err)
+	}
+	l := openTestRowLog(t, disk)
+	defer l.Close()
+	store := func(from, to uint64) {
+		t.Helper()
+		for i := from; i <= to; i++ {
+			if err := l.StoreLogs([]*raft.Log{sealedEntry(t, i, 1, make([]byte, 5000))}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	store(1, 20)
+	if err := l.DeleteRange(1, 15); err != nil {
+		t.Fatal(err)
+	}
+	reclaimed := make(chan error)
+	go func() { reclaimed <- l.Reclaim() }()
+	<-disk.waits
+	store(21, 30)
+	var e raft.Log
+	if err := errors.Join(l.DeleteRange(16, 18), l.GetLog(19, &e), entry.Check(&e)); err != nil {
+		t.Error(err)
+	}
+	close(disk.release)
+	if err := <-reclaimed; err != nil {
+		t.Error(err)
+	}
+	if n, want := len(segmentFiles(t, disk)), len(l.mu.segments); n != want {
+		t.Errorf("%d segment files, and the log has %d segments", n, want)
 	}
 }
 
@@ -495,7 +548,7 @@ func appendToAUsedSegment(t *testing.T, before func(*vfs.Faulty, *vfs.Mem)) (las
 		err = store(3900) // nothing more fits
 	}
 	if err == nil {
-		err = l.DeleteRange(1, last-4)
+		err = errors.Join(l.DeleteRange(1, last-4), l.Reclaim())
 	}
 	if err != nil || len(l.write.free) == 0 {
 		t.Fatalf("%d segments went, %v", len(l.write.free), err)

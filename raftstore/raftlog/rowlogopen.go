@@ -70,7 +70,8 @@ func (l *rowLog) recover(newest uint64) error {
 			return err
 		}
 	}
-	return l.dropSegments()
+	l.detach()
+	return l.Reclaim()
 }
 
 // listSegments returns the numbers of the segments, ascending. It records up to freeSegments free files and removes the
