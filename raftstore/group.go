@@ -107,7 +107,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		Inner: g.inner, Ledger: g.ledger, Shared: s.logs, Timers: s.timers,
 		FS: s.opts.FS, Dir: filepath.Join(dir, "log"), Logger: g.log,
 		IsLeader: g.isRaftLeader, Fatal: g.fail, Restart: g.requestRestart, Compactable: g.snapshots.compactable,
-		Stored:    g.clock.stored,
+		Stored:    g.stored,
 		Committed: func() uint64 { return max(g.fsm.applied.Load(), s.marks.Of(cfg.ID, cfg.Replica).Index) },
 	})
 	defer func() {
@@ -231,6 +231,14 @@ func (g *Group) reconcile() error {
 		return err
 	}
 	return g.inner.Reclaim()
+}
+
+// stored is called with entries after they are on the disk of this replica, before raft replicates them.
+func (g *Group) stored(logs []*raft.Log) {
+	g.clock.stored(logs)
+	if n := g.run.Load(); n != nil {
+		n.trans.Stored(logs[len(logs)-1].Index)
+	}
 }
 
 // raftSnapshotThreshold disables raft's own snapshots, which count entries.

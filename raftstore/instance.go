@@ -82,6 +82,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		Term:        n.currentTerm,
 		Timers:      &g.timers.Group, Timeout: max(transport.RPCTimeout, heartbeat),
 		Leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
+		Quiet: func() time.Duration { return n.heartbeatTimeout() / 4 },
 		Guard: &transport.RollbackGuard{
 			MayVote: g.rollback.asked,
 			Stopped: func() bool { return g.failure.Load() != nil },

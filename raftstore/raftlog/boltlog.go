@@ -133,10 +133,11 @@ func (l *boltLog) LastIndex() (uint64, error)               { return l.db.LastIn
 func (l *boltLog) GetLog(index uint64, out *raft.Log) error { return l.db.GetLog(index, out) }
 func (l *boltLog) StoreLog(e *raft.Log) error               { return l.StoreLogs([]*raft.Log{e}) }
 func (l *boltLog) StoreLogs(logs []*raft.Log) error         { return l.wrote(l.db.StoreLogs(logs)) }
+
 // Reclaim does nothing: the file of bbolt keeps its size, and later entries take the place of those that were cut.
 func (l *boltLog) Reclaim() error { return nil }
 
-func (l *boltLog) DeleteRange(from, to uint64) error        { return l.wrote(l.db.DeleteRange(from, to)) }
+func (l *boltLog) DeleteRange(from, to uint64) error { return l.wrote(l.db.DeleteRange(from, to)) }
 
 // wrote records a failed write: Close then does not mark a clean stop.
 func (l *boltLog) wrote(err error) error {

@@ -38,10 +38,10 @@ type rowLog struct {
 	write struct {
 		sync.Mutex
 		err    error
-		batch  uint64   // number of the next batch
-		end    int64    // offset of the next batch in the newest segment
-		header []byte   // the header of the newest segment; nil after its first batch is written
-		laid   batch    // the batch that is being written
+		batch  uint64        // number of the next batch
+		end    int64         // offset of the next batch in the newest segment
+		header []byte        // the header of the newest segment; nil after its first batch is written
+		laid   batch         // the batch that is being written
 		cut    []*rowSegment // without entries; Reclaim removes their files
 		free   []string      // files of old segments for reuse
 		closed bool

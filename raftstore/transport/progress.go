@@ -17,6 +17,7 @@ type Progress struct {
 	Attempt    time.Time // start of the last replication RPC (not a heartbeat)
 	Installing bool      // a snapshot is being sent
 	Recovering uint64    // index of the last snapshot sent; 0 after Match has reached the commit index
+	told       uint64    // highest commit index in an answered AppendEntries
 	failures   int       // replication RPCs that failed in a row
 }
 

@@ -22,7 +22,8 @@ type Replica struct {
 	Timers      *timers.Group
 	Timeout     time.Duration // of an RPC
 	Leads       func(term uint64) bool
-	Guard       *RollbackGuard // nil in tests of this package
+	Quiet       func() time.Duration // how long an AppendEntries waits that tells nothing; nil: not at all
+	Guard       *RollbackGuard       // nil in tests of this package
 }
 
 // RollbackGuard is what the transport does with the marks of replicas.

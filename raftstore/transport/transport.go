@@ -34,6 +34,7 @@ var ErrStopped = rowraft.Errorf(rowraft.CodeInternal, "the group has stopped")
 //     the leader loop, and logs diverge (#695).
 //   - No pipelining: one failed AppendEntries ends replication to a follower forever (#612).
 //   - Entries travel on their own connections (Network).
+//   - An AppendEntries that tells its follower nothing waits for news (quiet).
 //   - An AppendEntries carries at most Options.MaxRPCBytes; raft counts entries.
 //   - A follower whose machine lags delays AppendEntries before they reach raft's main goroutine, which would block
 //     and miss elections.
@@ -57,6 +58,8 @@ type Transport struct {
 	stop    chan struct{} // closed by Close
 	once    sync.Once
 	wg      sync.WaitGroup // all goroutines
+
+	quiet quiet
 
 	mu        sync.Mutex // guards the maps; not held across I/O
 	followers map[raft.ServerID]*Progress
@@ -192,6 +195,9 @@ func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 	resp *raft.AppendEntriesResponse) error {
 	committed := args.LeaderCommitIndex // before limit cuts it
 	replicates := args.PrevLogEntry != 0 || len(args.Entries) > 0 || args.LeaderCommitIndex != 0
+	if replicates && t.tellsNothing(id, args) {
+		t.quiet.await(args.PrevLogEntry, t.replica.Quiet())
+	}
 	if replicates {
 		t.limit(args)
 		t.note(id, args.Term, func(p *Progress) { p.Attempt = time.Now() })
@@ -241,6 +247,7 @@ func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 			match = args.Entries[n-1].Index
 		}
 		p.Proved = now
+		p.told = max(p.told, args.LeaderCommitIndex)
 		if match >= committed {
 			p.Recovering = 0
 		}
@@ -357,7 +364,10 @@ func (t *Transport) received(id raft.ServerID, h raft.RPCHeader, err error) {
 }
 
 // Interrupt closes the connections of the group, so that running RPCs return.
-func (t *Transport) Interrupt() { t.net.Close() }
+func (t *Transport) Interrupt() {
+	t.quiet.end()
+	t.net.Close()
+}
 
 // Close ends the transport and waits for its goroutines.
 func (t *Transport) Close() error {
