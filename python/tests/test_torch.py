@@ -39,6 +39,15 @@ def test_gradcheck(pooling, weighted):
     assert torch.autograd.gradcheck(lambda r, w: rt.pool(r, indices, lengths, pooling, w), (rows, weights))
 
 
+@pytest.mark.parametrize("pooling", [rt.SUM, rt.MEAN])
+def test_a_feature_without_ids(pooling):
+    """It pools to 0, also where another feature has rows of the table, and gives them no gradient."""
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    out = rt.pool(rows, torch.empty(0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), pooling)
+    out.sum().backward()
+    assert out.shape == (3, 2) and (out == 0).all() and (rows.grad == 0).all()
+
+
 def test_an_empty_batch(ps, name):
     emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 3, ["f"])])
     out = emb(rt.KeyedJaggedTensor(["f"], torch.empty(0, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)))

@@ -83,7 +83,7 @@ def pool(
     if pooling is NONE:
         return F.embedding(indices, rows)
     if indices.numel() == 0:  # embedding_bag refuses an empty table
-        return rows.sum() + rows.new_zeros(lengths.shape[0], rows.shape[1])
+        return rows[:0].sum() + rows.new_zeros(lengths.shape[0], rows.shape[1])
     offsets = F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))[:-1]
     return F.embedding_bag(indices, rows, offsets, mode=pooling.value, per_sample_weights=weights)
 
