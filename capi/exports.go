@@ -132,11 +132,10 @@ func slice[T any](p unsafe.Pointer, n C.int64_t) []T {
 
 //export rowraftGoWait
 func rowraftGoWait(op C.uint64_t, waitMs C.int64_t, out *C.rowraft_status) {
-	*out = C.rowraft_status{}
 	defer guard(out)
 	o, ok := operations.get(uint64(op))
 	if !ok {
-		out.state, out.code = C.ROWRAFT_FAILED, C.ROWRAFT_ENDED
+		*out = C.rowraft_status{state: C.ROWRAFT_FAILED, code: C.ROWRAFT_ENDED}
 		return
 	}
 	report(o, wait(o, waitMs), out)
@@ -173,24 +172,27 @@ func timeout(ms C.int64_t) time.Duration {
 // wait returns whether the operation has ended.
 func wait(o *operation, ms C.int64_t) bool { return o.wait(timeout(ms)) }
 
-// report fills out and forgets an operation that has ended without a text.
+// report fills out and forgets an operation that has ended without a text. While the operation runs, out.op stays as it
+// is: another thread may read it to cancel the operation.
 func report(o *operation, ended bool, out *C.rowraft_status) {
-	out.op = C.uint64_t(o.id)
+	s := C.rowraft_status{op: C.uint64_t(o.id)}
 	if !ended {
+		*out = s
 		return
 	}
 	r := &o.result
-	out.state, out.rows = C.ROWRAFT_DONE, C.int64_t(r.rows)
+	s.state, s.rows = C.ROWRAFT_DONE, C.int64_t(r.rows)
 	if r.err != nil {
 		code := rowraft.CodeOf(r.err)
-		out.state, out.code = C.ROWRAFT_FAILED, C.int32_t(code)
+		s.state, s.code = C.ROWRAFT_FAILED, C.int32_t(code)
 		if code.MaybeApplied() {
-			out.maybe_applied = 1
+			s.maybe_applied = 1
 		}
 		r.text = []byte(strings.ToValidUTF8(r.err.Error(), "?"))
 	}
-	if out.text_bytes = C.int64_t(len(r.text)); out.text_bytes == 0 {
+	if s.text_bytes = C.int64_t(len(r.text)); s.text_bytes == 0 {
 		operations.remove(o.id)
-		out.op = 0
+		s.op = 0
 	}
+	*out = s
 }

@@ -67,7 +67,7 @@ void rowraft_start(uint64_t client, int32_t what, const rowraft_segment *segment
                    const char *request, int64_t request_bytes, int64_t timeout_ms, int64_t wait_ms,
                    rowraft_status *out);
 
-/* rowraft_wait waits for the end of an operation. */
+/* rowraft_wait waits for the end of an operation. While it runs, out->op stays as it is, if it was op. */
 void rowraft_wait(uint64_t op, int64_t wait_ms, rowraft_status *out);
 
 /* rowraft_cancel makes an operation end soon, with an error. A push that has begun is sent completely all the

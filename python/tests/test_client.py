@@ -164,6 +164,30 @@ def test_async(ps, name):
     assert not ps._pending
 
 
+def sleeping(seconds: float) -> _client.Future[None]:
+    """A call that lasts so long."""
+    request = f'{{"call": "sleep", "with": {{"seconds": {seconds}}}}}'.encode()
+    op = _lib.Operation(_lib.CALL, 0, request=request, wait=False)
+    return _client.Future(rowraft.connect("127.0.0.1:1"), op, None, False)
+
+
+def test_cancel_ends_a_wait_in_another_thread():
+    f, raised = sleeping(30), []
+
+    def wait() -> None:
+        try:
+            f.result()
+        except rowraft.DeadlineError as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)  # until it is in the library
+    f.cancel()
+    thread.join(10)
+    assert not thread.is_alive() and raised
+
+
 def test_flush_raises_what_no_result_raised(ps, name):
     t = ps.create_table(name, 3)
     t.push_async([1], fill((1, 3), np.nan))
