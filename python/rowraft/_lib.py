@@ -161,9 +161,9 @@ class Operation:
         keep: object = None,
         wait: bool = True,
     ) -> None:
-        lib = load()
         self.status = Status()
         self.keep = keep
+        lib = load()
         try:
             lib.rowraft_start(
                 client, what, segments, len(segments) if segments is not None else 0,
@@ -201,8 +201,18 @@ class Operation:
         if self.status.state == _RUNNING and self.status.op:
             load().rowraft_cancel(self.status.op)
 
-    def _abandon(self, why: BaseException) -> None:
-        """Cancel after Ctrl-C. The caller's memory stays alive until the library has let go of it."""
+    def __del__(self) -> None:
+        """End an operation that nothing can wait for any more: Ctrl-C may come before there is a Future."""
+        st = self.status
+        if not st.op or _forked:
+            return
+        if st.state == _RUNNING:
+            self._abandon(None)
+        else:
+            load().rowraft_take(st.op, None, 0)
+
+    def _abandon(self, why: BaseException | None) -> None:
+        """Cancel. The caller's memory stays alive until the library has let go of it."""
         st = self.status
         if st.state != _RUNNING or not st.op:
             return
@@ -215,7 +225,8 @@ class Operation:
         try:
             self.result()
         except errors.Error as e:
-            why.__context__ = e  # tells whether a push may have been applied
+            if why is not None:
+                why.__context__ = e  # tells whether a push may have been applied
 
     def result(self) -> bytes:
         """Return the text of an operation that has ended, or raise its error."""

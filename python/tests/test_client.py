@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -186,6 +187,26 @@ def test_cancel_ends_a_wait_in_another_thread():
     f.cancel()
     thread.join(10)
     assert not thread.is_alive() and raised
+
+
+def test_memory_of_an_operation_that_is_dropped():
+    """Ctrl-C between the start of a call and its Future drops the operation. It ends before its memory is freed."""
+
+    class Memory:
+        pass
+
+    before = _lib.call("runtime")["operations"]
+    keep, request = Memory(), b'{"call": "sleep", "with": {"seconds": 30}}'
+    freed = weakref.ref(keep)
+    op = _lib.Operation(_lib.CALL, 0, request=request, keep=keep, wait=False)
+    running = []
+    weakref.finalize(keep, lambda: running.append(_lib.call("runtime")["operations"]))
+    del keep, op
+    assert freed() is None and running == [before]
+    op = _lib.Operation(_lib.CALL, 0, request=b'{"call": "codes"}')
+    assert op.status.text_bytes  # which nothing takes
+    del op
+    assert _lib.call("runtime")["operations"] == before
 
 
 def test_flush_raises_what_no_result_raised(ps, name):
