@@ -36,7 +36,7 @@ class Future(Generic[T]):
     def __init__(self, client: Client, op: _lib.Operation, value: T, write: bool) -> None:
         self._client = client
         self._op = op
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may interrupt a wait, and wait
         self._value = value
         self._error: errors.Error | None = None
         self._write = write
@@ -56,6 +56,8 @@ class Future(Generic[T]):
             left = -1 if late is None else max(0, round((late - time.monotonic()) * 1000))
             if not self._op.wait(left):
                 return False
+            if self._ended:  # in a signal handler
+                return True
             try:
                 self._op.result()
             except errors.Error as e:

@@ -312,6 +312,20 @@ def test_ctrl_c(cluster, name, request):
         ps.create_table(name, 2).pull([1])
 
 
+def test_a_signal_handler_may_wait_for_the_call_that_it_interrupts(request):
+    f, ended = sleeping(1), []
+
+    def handle(*_: object) -> None:
+        f.result(timeout=10)
+        ended.append(True)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    request.addfinalizer(lambda: signal.signal(signal.SIGALRM, before))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    f.result()
+    assert ended
+
+
 def test_codes_are_those_of_the_go_client():
     for number, c in enumerate(_lib.call("codes")):
         code = rowraft.Code(number)
