@@ -341,7 +341,7 @@ class Client:
         self._timeout = timeout
         self._dtype = dtype
         self._in_flight = in_flight
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close a client that connects
         self._id = 0
         self._closed = False
         self._finalizer: Callable[[], object] | None = None
@@ -370,6 +370,8 @@ class Client:
         The outcome of pushes that are under way stays unknown: call :meth:`flush` first, or leave a ``with`` block.
         """
         self._closed = True
+        if _lib._forked:  # the client is its parent's, and a thread of the parent may have held the lock
+            return
         with self._lock:
             handle, self._id = self._id, 0
             finalizer, self._finalizer = self._finalizer, None
@@ -385,12 +387,15 @@ class Client:
             raise errors.ClosedError("the client is closed", errors.Code.CLOSING)
         _lib.load()  # raises in a forked child, before a lock that another thread may have held
         with self._lock:
-            if not self._id:
+            if not self._id and not self._closed:
                 self._id = _lib.call(
                     "dial", timeout=self._timeout, endpoints=self._endpoints, certs=self._certs, dtype=self._dtype,
                     in_flight=min(self._in_flight, 512),
                 )["handle"]  # fmt: skip
                 self._finalizer = weakref.finalize(self, _close, self._id)
+            if self._closed:  # meanwhile
+                self.close()
+                raise errors.ClosedError("the client is closed", errors.Code.CLOSING)
             return self._id
 
     def _limit(self, timeout: float | None) -> float:

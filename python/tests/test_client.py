@@ -153,6 +153,23 @@ def test_a_closed_client(cluster, name):
             call()
 
 
+def test_a_client_that_is_closed_while_it_connects(cluster, monkeypatch):
+    """By another thread before it has the lock, or by a signal handler after that."""
+    clients = _lib.call("runtime")["clients"]
+    for function in ("load", "call"):
+        ps, real = cluster.connect(), getattr(_lib, function)
+
+        def close_first(*args, ps=ps, real=real, function=function, **named):
+            monkeypatch.setattr(_lib, function, real)
+            ps.close()
+            return real(*args, **named)
+
+        monkeypatch.setattr(_lib, function, close_first)
+        with pytest.raises(rowraft.ClosedError):
+            ps.tables()
+        assert not ps._id and _lib.call("runtime")["clients"] == clients
+
+
 def test_async(ps, name):
     t = ps.create_table(name, 3, optimizer=rowraft.Add(), init=rowraft.Zeros())
     pushes = [t.push_async(np.arange(100), fill((100, 3))) for _ in range(200)]

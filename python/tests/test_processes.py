@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -39,6 +41,32 @@ def test_a_forked_child_is_refused(ps, name):
     for use in (lambda: t.pull([1]), lambda: ps.tables(), lambda: rowraft.connect("127.0.0.1:1").tables()):
         assert in_fork(use).startswith("ForkError: process")
     t.pull([1])  # the parent goes on
+
+
+def test_close_in_a_forked_child(cluster):
+    """It does nothing, also where a thread of the parent had the lock: the client is its parent's."""
+    ps = cluster.connect()
+    ps.tables()
+    held, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ps._lock:
+            held.set()
+            end.wait()
+
+    def close() -> None:
+        signal.alarm(10)
+        ps.close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = in_fork(close)
+    end.set()
+    thread.join()
+    assert child == "None"
+    assert isinstance(ps.tables(), list)
+    ps.close()
 
 
 def test_the_library_refuses_a_fork_by_itself(ps):
