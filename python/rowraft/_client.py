@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 import threading
 import time
 import weakref
@@ -420,14 +421,18 @@ class Client:
 
     def _reap(self, most: int) -> None:
         """Forget the calls that have ended from the oldest on, and wait until at most so many are left."""
-        while self._pending:
-            f = self._pending[0]
+        while True:
+            try:
+                f = self._pending[0]
+            except IndexError:  # another thread may have been faster
+                return
             if not f._settle(-1 if len(self._pending) > most else 0):
                 return
-            with contextlib.suppress(ValueError):  # another thread was faster
+            first = self._failed
+            if f._write and f._error is not None and not f._told and (first is None or first._told):
+                self._failed = f  # before another thread's flush no longer finds f
+            with contextlib.suppress(ValueError):
                 self._pending.remove(f)
-            if f._write and f._error is not None and not f._told and self._failed is None:
-                self._failed = f
 
     def table(self, name: str, *, timeout: float | None = None) -> Table:
         """Return the table of a name.
@@ -572,12 +577,11 @@ class Client:
             return  # it has not connected
         limit = self._limit(timeout)
         late = time.monotonic() + limit
-        while self._pending:
-            f = self._pending[0]
+        for f in list(self._pending):  # not those that other threads start meanwhile
             left = _lib.milliseconds(max(0.0, late - time.monotonic())) if limit != _INFINITE else -1
             if not f._settle(left):
                 raise errors.DeadlineError(f"flush: a call has not ended within {limit} s", errors.Code.DEADLINE, True)
-            self._reap(len(self._pending))
+        self._reap(sys.maxsize)
         failed, self._failed = self._failed, None
         if failed is not None and not failed._told and failed._error is not None:
             failed._told = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import signal
@@ -235,6 +236,46 @@ def test_flush_raises_what_no_result_raised(ps, name):
     with pytest.raises(rowraft.InvalidArgumentError):
         ps.flush()  # of the first one
     ps.flush()
+
+
+def test_flush_raises_what_came_after_an_error_that_was_raised(ps, name):
+    t = ps.create_table(name, 3)
+    f = t.push_async([1], fill((1, 3), np.nan))
+    wait_until(f.done)
+    t.push_async([1], fill((1, 3), np.nan))  # finds that f has ended
+    with pytest.raises(rowraft.InvalidArgumentError):
+        f.result()
+    with pytest.raises(rowraft.InvalidArgumentError):
+        ps.flush()  # of the second one
+    ps.flush()
+
+
+class Calls(collections.deque):
+    """Calls under way, with what other threads do."""
+
+    def __bool__(self) -> bool:
+        return True  # another thread takes the last one after that
+
+    def remove(self, f) -> None:
+        super().remove(f)
+        self.removed()
+
+
+def test_flush_next_to_other_threads(ps, name):
+    t = ps.create_table(name, 3)
+    ps._pending, raised = Calls(), []
+
+    def flush() -> None:
+        try:
+            ps.flush()
+        except rowraft.InvalidArgumentError as e:
+            raised.append(e)
+
+    ps._pending.removed = flush
+    ps.flush()
+    t.push_async([1], fill((1, 3), np.nan))
+    ps._reap(0)
+    assert raised
 
 
 def test_checkpoint(ps, name, tmp_path):
