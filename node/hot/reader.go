@@ -259,6 +259,10 @@ func (c *Reader) answer(ctx context.Context, m *clustermap.Map, req *rowraftv1.P
 			if err != nil {
 				return nil, err
 			}
+			if hits > 0 && rowraft.TableEpoch(got.reply.TableEpoch) != epoch { // a restore after the replica's check
+				rpc.Pool.Release(got.reply.Payload)
+				continue
+			}
 			err = c.take(got, asks)
 			rpc.Pool.Release(got.reply.Payload)
 			if err != nil {

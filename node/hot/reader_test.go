@@ -2,6 +2,7 @@ package hot
 
 import (
 	"context"
+	"encoding/binary"
 	"net"
 	"testing"
 	"time"
@@ -116,5 +117,22 @@ func TestReplyIsOfOneEpoch(t *testing.T) {
 	req.TableEpoch = 0
 	if r := ask(); r.TableEpoch != 3 || r.Fetched != 0 {
 		t.Errorf("%v, want the copy of epoch 3", r)
+	}
+	// A restore between the check of the epoch by a replica and its read.
+	c, req = copiesFrom(t, s)
+	c.rows.Put(5, 2, []rowraft.Key{0}, c.rows.Now(), []float32{1, 1}, 2)
+	req.MaxAgeNs = uint64(time.Hour)
+	seg := wire.Segment{Table: 5, N: 2, Dim: 2, DType: rowraft.Float32, Flags: wire.FlagNoValues}
+	req.Payload = make([]byte, seg.Size())
+	binary.LittleEndian.PutUint64(seg.Put(req.Payload).Keys[8:], 1)
+	r := ask()
+	_, body, _, err := wire.ParseSegment(r.Payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rows := [4]float32{}; r.TableEpoch != 3 {
+		t.Errorf("epoch %d, want that of the replica", r.TableEpoch)
+	} else if wire.GetFloats(rows[:], rowraft.Float32, body.Values); rows != [4]float32{} {
+		t.Errorf("a reply of epoch 3 has %v, with a copy of epoch 2", rows)
 	}
 }
