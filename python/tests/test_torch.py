@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
@@ -179,6 +181,35 @@ def test_prefetch(ps, name):
     emb.flush()
     assert seen == list(range(20))
     assert (ps.table(name).pull(range(20)) == -1).all()
+
+
+class Example(NamedTuple):
+    label: int
+    features: rt.Prepared
+
+
+def test_prefetch_of_named_tuples(ps, name):
+    emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"], init=rt.Zeros())])
+    batch = Example(1, rt.KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([1])))
+    (got,) = rt.prefetch([batch], emb)
+    assert isinstance(got, Example) and got.label == 1 and isinstance(got.features, rt.Prepared)
+
+
+def test_a_batch_after_an_error(ps, name):
+    """The error of an earlier push does not use up the prepared batch that it stops."""
+    emb = rt.EmbeddingBagCollection(
+        ps, [rt.EmbeddingBagConfig(name, 2, ["f"], optimizer=rt.SGD(lr=1.0), init=rt.Zeros())]
+    )
+    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([1]))
+    prepared = emb.prepare(batch)
+    (emb(batch)["f"].sum() * float("nan")).backward()
+    while not emb._pushes[0].done():
+        pass
+    with pytest.raises(rowraft.InvalidArgumentError, match="finite"):
+        emb(prepared)
+    emb(prepared)["f"].sum().backward()
+    emb.flush()
+    assert (ps.table(name).pull([1]) == -1).all()
 
 
 def test_kills_under_training(cluster, name):

@@ -179,9 +179,9 @@ class _Collection(nn.Module):
         """Return the rows of each table on the batch's device; in training, with their push as a hook."""
         if prepared._used:
             raise bad("features: this Prepared was given to the module before")
-        prepared._used = True
         self._drain(self._in_flight)
         prepared._pull.result()
+        prepared._used = True  # after an error, the batch may be given again
         device = prepared.batch.values().device
         train = self.training and torch.is_grad_enabled()
         for table, config, part in zip(self._open(), self._configs, prepared._parts):
@@ -300,5 +300,6 @@ def prefetch(data: Iterable[Any], module: _Collection, depth: int = 2) -> Iterat
 
 def _prepare(batch: Any, module: _Collection) -> Any:
     if isinstance(batch, (tuple, list)):
-        return type(batch)(module.prepare(b) if isinstance(b, Jagged) else b for b in batch)
+        parts = [module.prepare(b) if isinstance(b, Jagged) else b for b in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)  # a named tuple, or not
     return module.prepare(batch)
