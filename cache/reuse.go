@@ -14,11 +14,12 @@ type Reuse struct {
 // ByAge reports whether the limit is an age.
 func (r *Reuse) ByAge() bool { return r.MaxAge > 0 }
 
-// Limits returns Now and Since, for an age in nanoseconds from began; 0 and 0 if r allows no copies.
-func (r *Reuse) Limits(began time.Time) (now, since uint64) {
+// Limits returns Now and Since, for an age in nanoseconds on clock, which is read only for it; 0 and 0 if r allows no
+// copies.
+func (r *Reuse) Limits(clock func() uint64) (now, since uint64) {
 	if !r.ByAge() {
 		return r.Now, r.Since
 	}
-	at := time.Since(began) + time.Nanosecond
-	return uint64(at), uint64(max(at-r.MaxAge, 0))
+	now = clock()
+	return now, now - min(uint64(r.MaxAge), now)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/cache"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/elapsed"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 )
@@ -86,7 +87,7 @@ type Client struct {
 	spread   route.Spread // of bounded reads
 	deferred deferred
 	tables   tableHandles
-	began    time.Time // the zero of the ages of copies
+	clock    *elapsed.Clock // of the ages of copies
 }
 
 // Dial connects to a cluster and fetches its map. It waits for a map that has shards until ctx ends.
@@ -134,7 +135,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 // newClient returns a client that has not made a call.
 func newClient(opts Options, conf *certs.Source) *Client {
 	life, conns := newLifetime(), route.NewPool(conf, opts.Dial, opts.ConnsPerNode)
-	c := &Client{lifetime: life, opts: opts, conns: conns, began: time.Now()}
+	c := &Client{lifetime: life, opts: opts, conns: conns, clock: elapsed.NewClock(elapsed.BootTime)}
 	c.cluster = &cluster{
 		lifetime: life, log: opts.Logger, conns: conns, given: opts.Endpoints, attempt: opts.AttemptTimeout,
 		refresh: make(chan struct{}, 1), dropState: c.dropCluster,

@@ -49,7 +49,7 @@ func (c *Client) pullReusing(ctx context.Context, how *Read, segs []Segment) (Fr
 	newest := rowraft.TableEpoch(0) // of the copies
 	for i := range segs {
 		s := &segs[i]
-		now, since := s.Reuse.Limits(c.began)
+		now, since := s.Reuse.Limits(c.clock.Now)
 		if now == 0 || s.Present != nil || s.Applied != nil {
 			ask = append(ask, *s)
 			continue

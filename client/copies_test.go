@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
+	"github.com/rowraft/rowraft/internal/elapsed"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -214,6 +215,8 @@ func TestReuseThatCannotBe(t *testing.T) {
 
 func TestCopiesByAge(t *testing.T) {
 	s, c, table := newVersionServer(t)
+	asleep := time.Duration(0)
+	c.clock = elapsed.NewClock(func() int64 { return int64(asleep) })
 	pull := func(age time.Duration) {
 		t.Helper()
 		err := c.Pull(patience(t), Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2),
@@ -230,6 +233,11 @@ func TestCopiesByAge(t *testing.T) {
 	pull(time.Nanosecond)
 	if n := s.pulls.Load(); n != 2 {
 		t.Errorf("%d pulls: a copy is older than a nanosecond", n)
+	}
+	asleep = 2 * time.Hour // Go's clock stops meanwhile
+	pull(time.Hour)
+	if n := s.pulls.Load(); n != 3 {
+		t.Errorf("%d pulls: a copy is older than an hour if the machine slept for longer", n)
 	}
 }
 

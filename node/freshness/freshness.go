@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/internal/elapsed"
 )
 
 // Bound is the maximum age of the rows of a read.
@@ -17,13 +18,13 @@ type Bound struct {
 
 // Lease shows that a replica has everything that was acknowledged before a moment.
 type Lease struct {
-	sent moment // when the replica sent its probe; zero: there is no proof
-	Lag  uint64 // entries known to be committed but not applied
+	sent elapsed.Moment // when the replica sent its probe; zero: there is no proof
+	Lag  uint64         // entries known to be committed but not applied
 }
 
 // Age returns the age of p; 0 if p proves nothing.
 func (p Lease) Age() time.Duration {
-	if a := p.sent.age(); a == 0 || !canary.Is(canary.YoungClaims) {
+	if a := p.sent.Age(); a == 0 || !canary.Is(canary.YoungClaims) {
 		return a
 	}
 	return 1
@@ -58,7 +59,7 @@ type Tracker struct {
 	keeper sync.WaitGroup
 
 	mu      sync.Mutex
-	proved  moment
+	proved  elapsed.Moment
 	known   rowraft.Index // highest index that a probe has returned
 	open    []openProbe   // probes with an index above the applied one, ascending
 	ended   chan struct{} // closed at the end of the next probe
@@ -70,7 +71,7 @@ type Tracker struct {
 
 // openProbe is an answered probe whose index is not applied yet.
 type openProbe struct {
-	sent  moment
+	sent  elapsed.Moment
 	index rowraft.Index
 }
 
@@ -90,7 +91,7 @@ const (
 func New(ctx context.Context, probe func(context.Context) (rowraft.Index, error), applied func() rowraft.Index,
 	wait func(context.Context, rowraft.Index) error) *Tracker {
 	return &Tracker{
-		ctx: ctx, probe: probe, applied: applied, wait: wait, boot: bootTime,
+		ctx: ctx, probe: probe, applied: applied, wait: wait, boot: elapsed.BootTime,
 		urgent: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 }
@@ -152,7 +153,7 @@ func (f *Tracker) look(b Bound) (Lease, event) {
 		return p, event{index: f.known - rowraft.Index(b.MaxLag)}
 	}
 	for _, a := range f.open {
-		if a.sent.age() <= b.MaxAge {
+		if a.sent.Age() <= b.MaxAge {
 			return p, event{index: a.index}
 		}
 	}
@@ -228,7 +229,7 @@ func (f *Tracker) pause() (time.Duration, bool) {
 func (f *Tracker) probeOnce() error {
 	ctx, cancel := context.WithTimeout(f.ctx, probeTimeout)
 	defer cancel()
-	sent := moment{time.Now(), f.boot(), f.boot} // before the request: a later time would make the state look younger
+	sent := elapsed.Now(f.boot) // before the request: a later time would make the state look younger
 	index, err := f.probe(ctx)
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
-	"github.com/rowraft/rowraft/node/freshness"
+	"github.com/rowraft/rowraft/internal/elapsed"
 )
 
 // Copies are rows of shards without a replica on this server, in a fixed number of bytes.
@@ -22,7 +22,7 @@ import (
 // Safe for concurrent use.
 type Copies struct {
 	bytes int64
-	clock *freshness.Clock
+	clock *elapsed.Clock
 	rows  atomic.Pointer[Rows]
 
 	mu    sync.Mutex // one change of rows at a time; guards marks
@@ -49,7 +49,7 @@ const maxMarks = 16
 
 // NewCopies returns copies in so many bytes, which are allocated when rows come; 0: none are kept.
 func NewCopies(bytes int64) *Copies {
-	c := &Copies{bytes: bytes, clock: freshness.NewClock(), marks: make(map[rowraft.ShardID][]mark)}
+	c := &Copies{bytes: bytes, clock: elapsed.NewClock(elapsed.BootTime), marks: make(map[rowraft.ShardID][]mark)}
 	c.rows.Store(&Rows{})
 	return c
 }
