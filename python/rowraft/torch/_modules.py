@@ -301,5 +301,6 @@ def prefetch(data: Iterable[Any], module: _Collection, depth: int = 2) -> Iterat
 def _prepare(batch: Any, module: _Collection) -> Any:
     if isinstance(batch, (tuple, list)):
         parts = [module.prepare(b) if isinstance(b, Jagged) else b for b in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)  # a named tuple, or not
+        kind: Any = type(batch)
+        return kind(*parts) if hasattr(batch, "_fields") else kind(parts)  # a named tuple, or not
     return module.prepare(batch)
