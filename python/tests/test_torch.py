@@ -212,6 +212,20 @@ def test_a_batch_after_an_error(ps, name):
     assert (ps.table(name).pull([1]) == -1).all()
 
 
+def test_an_error_does_not_stop_the_pushes_of_other_tables(ps, name):
+    """Autograd would not compute their gradients again."""
+    configs = [
+        rt.EmbeddingBagConfig(name + f, 2, [f], optimizer=rt.SGD(lr=1.0), init=rt.Zeros()) for f in ("good", "bad")
+    ]
+    emb = rt.EmbeddingBagCollection(ps, configs, in_flight=1)
+    out = emb(rt.KeyedJaggedTensor(["good", "bad"], torch.tensor([1, 1]), torch.tensor([1, 1])))
+    (out["good"].sum() + out["bad"].sum() * float("nan")).backward()  # pushes the last table first
+    with pytest.raises(rowraft.InvalidArgumentError, match="finite"):
+        emb.flush()
+    emb.flush()
+    assert (ps.table(name + "good").pull([1]) == -1).all()
+
+
 def test_kills_under_training(cluster, name):
     """Each gradient takes effect once, while a leader is killed and training goes on."""
     with cluster.connect() as ps:

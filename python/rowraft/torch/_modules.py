@@ -199,8 +199,9 @@ class _Collection(nn.Module):
             if self._in_flight == 0:
                 table.push(ids, values)
                 return
-            self._drain(self._in_flight - 1)
             self._pushes.append(table.push_async(ids, values.copy()))  # autograd may use its memory again
+            for f in list(self._pushes)[: -self._in_flight]:
+                f._settle(-1)  # the next forward raises its error: here it would stop the pushes of other tables
 
         return push
 
@@ -212,8 +213,8 @@ class EmbeddingBagCollection(_Collection):
         client: from ``rowraft.connect``. Nothing is sent before the first batch.
         tables: the tables with their features. Several features may read one table.
         is_weighted: the batches have weights; all tables pool by SUM.
-        in_flight: pushes that may be under way while training goes on; 0: backward waits for each. The next forward or
-            backward raises the error of an earlier push, and ``flush`` the last ones.
+        in_flight: pushes that may be under way while training goes on. The next forward raises the error of an earlier
+            push, and ``flush`` the last ones. 0: backward waits for each, and raises its error.
     """
 
     def __init__(
