@@ -25,10 +25,10 @@ type Copies struct {
 	clock *elapsed.Clock
 	rows  atomic.Pointer[Rows]
 
-	mu    sync.Mutex // one change of rows at a time; guards marks
-	marks map[rowraft.ShardID][]mark
-
-	gone cache.Stats // counts of caches that are no longer in rows; under mu
+	mu     sync.Mutex // one change of rows at a time; guards the fields below
+	marks  map[rowraft.ShardID][]mark
+	exists func(rowraft.TableID) bool // by a map that is not older than that of the last Keep; nil: all do
+	gone   cache.Stats                // counts of caches that are no longer in rows
 }
 
 // Rows are the copies of one table epoch. The set of tables is immutable; the copies of a table change.
@@ -102,7 +102,8 @@ func (c *Copies) open(table rowraft.TableID, dim int, epoch rowraft.TableEpoch) 
 	c.beginLocked(epoch)
 	old := c.Rows()
 	n := int64(len(old.tables) + 1)
-	if old.Epoch != epoch || old.tables[table] != nil || c.bytes/n < cache.MinBytes {
+	if old.Epoch != epoch || old.tables[table] != nil || c.bytes/n < cache.MinBytes ||
+		c.exists != nil && !c.exists(table) { // dropped while its rows were fetched
 		return
 	}
 	next := &Rows{Epoch: epoch, tables: make(map[rowraft.TableID]*cache.Cache, n)}
@@ -150,6 +151,10 @@ func (c *Copies) replaceLocked(next *Rows) {
 func (c *Copies) Keep(exists func(rowraft.TableID) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.keepLocked(exists)
+}
+
+func (c *Copies) keepLocked(exists func(rowraft.TableID) bool) {
 	old := c.Rows()
 	next := &Rows{Epoch: old.Epoch, tables: maps.Clone(old.tables)}
 	maps.DeleteFunc(next.tables, func(id rowraft.TableID, _ *cache.Cache) bool { return !exists(id) })
@@ -160,9 +165,9 @@ func (c *Copies) Keep(exists func(rowraft.TableID) bool) {
 
 // Drop drops all copies.
 func (c *Copies) Drop() {
-	c.Keep(func(rowraft.TableID) bool { return false })
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.keepLocked(func(rowraft.TableID) bool { return false })
 	clear(c.marks)
 }
 

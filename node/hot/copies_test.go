@@ -56,16 +56,23 @@ func TestCopiesAreOfOneEpoch(t *testing.T) {
 // gone makes room.
 func TestCopiesShareTheirMemory(t *testing.T) {
 	c := NewCopies(2 * cache.MinBytes)
-	put := func(table rowraft.TableID) bool {
-		c.Put(table, 4, []rowraft.Key{1}, c.Now(), make([]float32, 4), 1)
+	has := func(table rowraft.TableID) bool {
 		missed, _ := c.Rows().Get(table, []rowraft.Key{1}, 0, make([]float32, 4))
 		return len(missed) == 0
+	}
+	put := func(table rowraft.TableID) bool {
+		c.Put(table, 4, []rowraft.Key{1}, c.Now(), make([]float32, 4), 1)
+		return has(table)
 	}
 	if !put(1) || !put(2) || put(3) {
 		t.Error("want copies of the first two tables")
 	}
-	c.Keep(func(id rowraft.TableID) bool { return id != 1 })
-	if put(1); !put(3) && !put(1) {
+	c.exists = func(id rowraft.TableID) bool { return id != 1 }
+	c.Keep(c.exists)
+	if put(1) || !has(2) {
+		t.Error("rows of a table that has gone, which were on the way, take the room of the others")
+	}
+	if !put(3) {
 		t.Error("no room after a table has gone")
 	}
 	none := NewCopies(0)

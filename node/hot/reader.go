@@ -58,6 +58,7 @@ type Reader struct {
 // NewReader returns a reader without copies.
 func NewReader(o Options) *Reader {
 	c := &Reader{opts: o, rows: NewCopies(o.Bytes), wanted: make(map[rowraft.ShardID]demand)}
+	c.rows.exists = func(id rowraft.TableID) bool { m := o.Map(); return m == nil || tableOf(m, id) != nil }
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
