@@ -105,8 +105,8 @@ func (r *Tier) warm(slot rowraft.Slot, e uint64, rec record) error {
 		return err
 	}
 	copy(x.bytes(x.at(p)), x.bytes(rec))
-	r.replace(slot, seg, at, e>>32<<32|uint64(p)+1)
 	r.added(p)
+	r.replace(slot, seg, at, e>>32<<32|uint64(p)+1)
 	r.clock.Touch(p)
 	r.drop(coldPlace(e))
 	return nil

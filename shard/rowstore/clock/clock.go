@@ -40,14 +40,17 @@ func (c *Clock) Add(p slab.Place) {
 // Remove notes that p has no record any more.
 func (c *Clock) Remove(p slab.Place) { c.has[p/64] &^= 1 << (p % 64) }
 
+// word returns the word with the use of p, or nil if uses of p are not recorded.
 func (c *Clock) word(p slab.Place) (w *uint32, bit uint32) {
 	if i := int(p / pageBits); i < len(c.used) {
-		return &c.used[i].Load()[p%pageBits/32], 1 << (p % 32)
+		if page := c.used[i].Load(); page != nil {
+			return &page[p%pageBits/32], 1 << (p % 32)
+		}
 	}
 	return nil, 0
 }
 
-// Touch notes a use of the record at p. REQUIRES: Add(p) came before, perhaps followed by Remove(p).
+// Touch notes a use of the record at p. A use before the first Add of a place near p may be lost.
 func (c *Clock) Touch(p slab.Place) {
 	if w, bit := c.word(p); w != nil && atomic.LoadUint32(w)&bit == 0 {
 		atomic.OrUint32(w, bit)

@@ -41,3 +41,17 @@ func TestTakesWhatWasNotUsed(t *testing.T) {
 		t.Fatal("took a place of an empty clock")
 	}
 }
+
+// TestTouchBeforeAdd: a reader may find a record before the writer has added its place.
+func TestTouchBeforeAdd(t *testing.T) {
+	c := New(2 * pageBits)
+	for _, p := range []slab.Place{0, pageBits + 5, 9 * pageBits} {
+		c.Touch(p)
+		c.Add(p)
+	}
+	for range 3 {
+		if _, ok := c.Take(); !ok {
+			t.Fatal("a place that was added is not taken")
+		}
+	}
+}
