@@ -1,14 +1,15 @@
 // Package coldfile keeps records of one size in a file, each at a place.
 //
 //	place p ─► extent p ÷ n, record p mod n       an extent is n records, written at once
-//	record     its bytes, then XXH3-64 of them, seeded with the place
+//	record     its bytes, then XXH3-64 of them, seeded with the place and the number of the extent's write
 //
 // A record never changes at its place. Add collects records for the next extent, Write writes them and names their
 // places, and Free ends the use of a place. When an extent has no record any more, its owner waits until no reader can
 // hold a place of it, and calls Reuse. So all writes are large, and none of them has to read a page of the disk first.
 // To bound the file, the owner moves the records of a Sparse extent into the one that it writes next.
 //
-// The file is scratch: it is empty at the start, and nothing is synced.
+// The file is scratch: it is empty at the start, and nothing is synced. So the system may lose a write after it has
+// reported success. The number in the seed shows that, because what the place had before is then a damaged record.
 //
 // Read may run concurrently with everything except Close; Stats too. All other methods have one caller at a time.
 //
@@ -64,11 +65,12 @@ type File struct {
 	perExtent int
 
 	extents []extent
-	free    []int    // extents that may be written again
-	at      int      // the extent that is collected; -1: none
-	buf     []uint64 // its records
-	n       int      // how many they are
-	looked  int      // the extent at which Sparse looked last
+	writes  atomic.Pointer[[]uint32] // how often each extent was written; elements are atomic, a longer list replaces it
+	free    []int                    // extents that may be written again
+	at      int                      // the extent that is collected; -1: none
+	buf     []uint64                 // its records
+	n       int                      // how many they are
+	looked  int                      // the extent at which Sparse looked last
 
 	stats struct{ extents, records, read, written atomic.Int64 }
 }
@@ -84,6 +86,7 @@ func New(disk Disk, recordBytes, most int) *File {
 	f := &File{disk: disk, size: recordBytes + checksumBytes, at: -1}
 	f.perExtent = max(1, min(extentBytes/f.size, most))
 	f.buf = make([]uint64, f.perExtent*f.size/8)
+	f.writes.Store(new([]uint32))
 	return f
 }
 
@@ -180,10 +183,15 @@ func (f *File) readOne(place int, b []byte) error {
 		return fmt.Errorf("record %d: %w", place, err)
 	}
 	record := b[:f.size-checksumBytes]
-	if binary.LittleEndian.Uint64(b[len(record):]) != xxh3.HashSeed(record, uint64(place)) {
+	if binary.LittleEndian.Uint64(b[len(record):]) != xxh3.HashSeed(record, f.seed(place)) {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "record %d is damaged: its checksum is wrong", place)
 	}
 	return nil
+}
+
+// seed returns the seed of the checksum of the record at place. It does not change while the place has a record.
+func (f *File) seed(place int) uint64 {
+	return uint64(atomic.LoadUint32(&(*f.writes.Load())[place/f.perExtent]))<<32 | uint64(place)
 }
 
 // Begin begins an extent and returns its number. ok is false if the file has no place left.
@@ -196,6 +204,11 @@ func (f *File) Begin() (at int, ok bool) {
 		}
 		f.at = len(f.extents)
 		f.extents = append(f.extents, extent{has: make([]uint64, (f.perExtent+63)/64)})
+		if writes := *f.writes.Load(); f.at == len(writes) {
+			longer := make([]uint32, max(64, 2*f.at))
+			copy(longer, writes)
+			f.writes.Store(&longer)
+		}
 		f.stats.extents.Add(1)
 	}
 	f.n = 0
@@ -222,10 +235,11 @@ func (f *File) Cancel() {
 // has a place.
 func (f *File) Write() (first int, err error) {
 	first = f.at * f.perExtent
+	atomic.AddUint32(&(*f.writes.Load())[f.at], 1)
 	for i := range f.n {
 		b := f.bytes(f.buf, i)
 		record := b[:f.size-checksumBytes]
-		binary.LittleEndian.PutUint64(b[len(record):], xxh3.HashSeed(record, uint64(first+i)))
+		binary.LittleEndian.PutUint64(b[len(record):], xxh3.HashSeed(record, f.seed(first+i)))
 	}
 	all := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(f.buf))), f.n*f.size)
 	if _, err := f.disk.WriteAt(all, int64(first)*int64(f.size)); err != nil {

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/rowraft/rowraft"
 )
 
 // TestFileAgainstModel: records that are added, freed and moved out of sparse extents read as they were written, and
@@ -142,6 +144,64 @@ func TestDamagedRecord(t *testing.T) {
 	}
 	if err := read(3); !errors.Is(err, io.EOF) {
 		t.Errorf("error %v, want the end of the file", err)
+	}
+}
+
+// lossy is a file that reports success for writes that it loses.
+type lossy struct {
+	*os.File
+	loses bool
+}
+
+func (f *lossy) WriteAt(b []byte, at int64) (int, error) {
+	if f.loses {
+		return len(b), nil
+	}
+	return f.File.WriteAt(b, at)
+}
+
+// TestLostWrite: if the system loses a write after it has reported success, the records that were at the same places
+// before are not taken for the new ones.
+func TestLostWrite(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "rows"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk := &lossy{File: file}
+	f := New(disk, 16, 4)
+	defer f.Close()
+	write := func() (first int) {
+		if _, ok := f.Begin(); !ok {
+			t.Fatal("the file is full")
+		}
+		for i := range 4 {
+			f.Add([]byte{byte(i)})
+		}
+		first, err := f.Write()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return first
+	}
+	read := func(place int) error {
+		return f.Read(1, func(int) int { return place }, func(int, []byte) {})
+	}
+	first := write()
+	for i := range 4 {
+		if at, emptied := f.Free(first + i); emptied {
+			f.Reuse([]int{at})
+		}
+	}
+	disk.loses = true
+	if again := write(); again != first {
+		t.Fatalf("the second write is at place %d, want %d", again, first)
+	}
+	if err := read(first); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("a record from before the lost write is read: error %v, want CodeCorrupt", err)
+	}
+	disk.loses = false
+	if second := write(); read(second) != nil {
+		t.Error("a record that was written cannot be read")
 	}
 }
 
