@@ -170,8 +170,8 @@ func (m *Machine) applyStageRows(h wire.EntryHeader, body []byte, a *Applied) er
 		return nil
 	}
 	rows, err := g.add(blocks)
-	if rowraft.CodeOf(err) == rowraft.CodeOverloaded {
-		return err // this replica has no memory; the other replicas may have some
+	if c := rowraft.CodeOf(err); c == rowraft.CodeOverloaded || c == rowraft.CodeFenced {
+		return err // this replica has no memory, or a bad disk; the other replicas may have some, or a good one
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -13,7 +13,8 @@ import (
 // On an error nothing has changed: CodeCorrupt if the length of the record is not that of this
 // table, its version is impossible, or its key already has a row;
 // CodeWrongShard if the slot of its key is not owned; CodeOverloaded if the
-// system has no memory.
+// system has no memory. In a table with a tier the row may be there after CodeOverloaded, and after CodeFenced: rows on
+// disk cannot be read.
 func (t *Table) RestoreRow(rec []byte) error {
 	if len(rec) != t.index.recordBytes() {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of %d bytes: want %d for dim %d with %s",
@@ -54,7 +55,7 @@ func (t *Table) RestoreRow(rec []byte) error {
 	s.digest = s.digest.Add(t.index.rowHash(r))
 	if t.index.tier != nil {
 		t.index.tier.settle()
-		return t.index.tier.overflow()
+		return t.index.tier.usable()
 	}
 	return nil
 }

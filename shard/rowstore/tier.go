@@ -132,10 +132,11 @@ func (r *Tier) limit() int64 {
 	return max(int64(r.file.PerExtent()), (r.share-x.blocks.Stats().UsedBytes)/int64(x.slabRecordBytes()))
 }
 
-// overflow returns an error if far more rows are in memory than may stay there, because the file cannot be written.
-func (r *Tier) overflow() error {
-	if r == nil || r.failed.write.Load() == nil {
-		return nil
+// usable returns why no row may change: rows in the file cannot be read, so none can leave the memory any more, or far
+// more rows are in memory than may stay there, because the file cannot be written.
+func (r *Tier) usable() error {
+	if err := r.Broken(); err != nil || r.failed.write.Load() == nil {
+		return err
 	}
 	if most := r.limit() + r.limit()/4 + 4*int64(r.file.PerExtent()); r.inMemory.Load() > most {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "table %s has more than %d rows in memory, the limit: %w",

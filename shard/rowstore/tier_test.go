@@ -3,6 +3,7 @@ package rowstore
 import (
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -214,6 +215,36 @@ func TestTierOnAFullDisk(t *testing.T) {
 	}
 	if err := push(t, table, keysUpTo(0, 1000)...); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestTierThatCannotMoveRows: new rows need no read of the file, but the rows of a sparse extent do before they move.
+// If they cannot be read, a later push and a restored row are refused. The rows would stay in memory, whatever their
+// number, and no pull reads those of a follower.
+func TestTierThatCannotMoveRows(t *testing.T) {
+	table, f := tiered(t, testSchema(rowraft.Sparse, rowraft.SGD, 16), 1<<20)
+	if err := push(t, table, keysUpTo(0, 50_000)...); err != nil {
+		t.Fatal(err)
+	}
+	gone := slices.DeleteFunc(keysUpTo(0, 50_000), func(k rowraft.Key) bool { return k%4 == 0 })
+	for part := range slices.Chunk(gone, 500) {
+		if err := table.Delete(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.failReads = true
+	var err error
+	for from := 50_000; err == nil && from < 100_000; from += 100 {
+		err = push(t, table, keysUpTo(from, from+100)...)
+	}
+	if rowraft.CodeOf(err) != rowraft.CodeFenced || table.Tier().Broken() == nil {
+		t.Errorf("a push: error %v, want CodeFenced; %d rows in memory, the limit is %d", err,
+			table.Tier().inMemory.Load(), table.Tier().limit())
+	}
+	rec := make([]byte, table.RecordBytes())
+	rec[keyOffset+4], rec[versionOffset] = 1, 1
+	if err := table.RestoreRow(rec); rowraft.CodeOf(err) != rowraft.CodeFenced {
+		t.Errorf("a restored row: error %v, want CodeFenced", err)
 	}
 }
 

@@ -30,9 +30,10 @@ func (r *Tier) Settle() error {
 
 // load moves the rows of keys into memory, before they change.
 //
-// Errors: CodeOverloaded if too many rows are in memory already, or the system has no memory; those of each.
+// Errors: CodeOverloaded if too many rows are in memory already, or the system has no memory; CodeFenced if rows in the
+// file cannot be read.
 func (r *Tier) load(keys []rowraft.Key) error {
-	if err := r.overflow(); err != nil {
+	if err := r.usable(); err != nil {
 		return err
 	}
 	if err := r.takeWaiting(); err != nil {
