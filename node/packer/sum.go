@@ -22,6 +22,9 @@ const (
 	minSampledShare = 0.15
 	// sampledKeys is about how many keys decide whether a search for all equal keys is worth it.
 	sampledKeys = 1024
+	// groupTries is how many groups with other learning rates a push tries to join, so that many small pushes cost no
+	// more than their number.
+	groupTries = 8
 
 	hashFactor = 0x9E3779B97F4A7C15 // 2^64 / the golden ratio: the upper bits of a product depend on all bits of a key
 )
@@ -83,12 +86,9 @@ type rate struct {
 	lr    float32
 }
 
-// take adds w to g if g has no push of its client, and none with another learning rate for one of its tables.
+// take adds w to g unless g has another learning rate for one of its tables.
+// REQUIRES: g is not full and has no push of w's client.
 func (g *group) take(w *queuedPart) bool {
-	if len(g.parts) == wire.MaxContributors ||
-		slices.ContainsFunc(g.parts, func(o *queuedPart) bool { return o.part.Client == w.part.Client }) {
-		return false
-	}
 	for i := range w.segments {
 		seg := &w.segments[i]
 		if r, ok := g.byID[seg.Table]; ok && r != (rate{seg.Flags, seg.LR}) {
@@ -102,19 +102,34 @@ func (g *group) take(w *queuedPart) bool {
 	return true
 }
 
+// join adds w to one of groups from number from on, or to a new one, and returns the number of its group.
+func join(groups []*group, from int, w *queuedPart) (all []*group, at int) {
+	for tries := 0; from < len(groups) && tries < groupTries; from++ {
+		if len(groups[from].parts) == wire.MaxContributors { // few groups are
+			continue
+		}
+		if groups[from].take(w) {
+			return groups, from
+		}
+		tries++
+	}
+	g := &group{byID: make(map[rowraft.TableID]rate)}
+	g.take(w)
+	return append(groups, g), len(groups)
+}
+
 // items returns what the log gets for parts: sums where they are worth it, and else the parts as they are.
 func (s *summer) items(parts []*queuedPart) (list []item) {
 	var groups []*group
+	after := make(map[rowraft.ClientID]int) // number of the first group after all those with a push of the client
 	for _, w := range parts {
 		if w.segments == nil || len(parts) == 1 {
 			list = append(list, item{part: &w.part, pushes: []*queuedPart{w}})
 			continue
 		}
-		if !slices.ContainsFunc(groups, func(g *group) bool { return g.take(w) }) {
-			g := &group{byID: make(map[rowraft.TableID]rate)}
-			g.take(w)
-			groups = append(groups, g)
-		}
+		var at int
+		groups, at = join(groups, after[w.part.Client], w)
+		after[w.part.Client] = at + 1
 	}
 	for _, g := range groups {
 		slices.SortFunc(g.parts, func(a, b *queuedPart) int { return bytes.Compare(a.part.Client[:], b.part.Client[:]) })

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -268,6 +269,33 @@ func TestALargeSumIsSplit(t *testing.T) {
 	}
 	if len(got) != 2 || pushes != len(parts) {
 		t.Errorf("%d items with %d pushes", len(got), pushes)
+	}
+}
+
+// TestManySmallPushesCostNoMoreThanTheirNumber: pushes that cannot be summed because they are of one client do not
+// compare each with all others: eight times as many take about eight times as long, not 64 times.
+func TestManySmallPushesCostNoMoreThanTheirNumber(t *testing.T) {
+	s := newSummer()
+	shortest := func(n int) time.Duration {
+		var parts []*queuedPart
+		for i := range n {
+			w := waiting(1, segmentOf{table: 1, dim: 4, dtype: rowraft.Float32, keys: []uint64{uint64(i)},
+				value: func(uint64, int) float32 { return 1 }})
+			w.segments = s.segments(w)
+			parts = append(parts, w)
+		}
+		best := time.Hour
+		for range 10 {
+			begin := time.Now()
+			if got := s.items(parts); len(got) != n {
+				t.Fatalf("%d items of %d pushes", len(got), n)
+			}
+			best = min(best, time.Since(begin))
+		}
+		return best
+	}
+	if few, many := shortest(maxQueuedParts/8), shortest(maxQueuedParts); many > 24*few {
+		t.Errorf("%d pushes take %v, and an eighth of them %v", maxQueuedParts, many, few)
 	}
 }
 
