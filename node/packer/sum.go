@@ -53,9 +53,19 @@ type segment struct {
 	counts bool
 }
 
-// segments returns the segments of w if its pushes may be summed, else nil.
+// segments notes w and returns its segments if it may be summed, else nil.
 func (s *summer) segments(w *queuedPart) (list []segment) {
-	if s.tables == nil || w.part.Op != wire.OpPush {
+	if s.tables == nil {
+		return nil
+	}
+	list = s.parse(w)
+	s.recent.note(&w.part, list)
+	return list
+}
+
+// parse returns the segments of w if it may be summed, else nil.
+func (s *summer) parse(w *queuedPart) (list []segment) {
+	if w.part.Op != wire.OpPush {
 		return nil
 	}
 	for payload := w.part.Payload; len(payload) > 0; {
@@ -70,7 +80,6 @@ func (s *summer) segments(w *queuedPart) (list []segment) {
 		list = append(list, segment{seg, body, counts})
 		payload = rest
 	}
-	s.recent.note(&w.part, list)
 	return list
 }
 

@@ -272,6 +272,62 @@ func TestALargeSumIsSplit(t *testing.T) {
 	}
 }
 
+// TestOverlapForgets: pushes do not wait for each other any more when those that could be summed have ended, whether the
+// pushes after them are of one client, or of tables that do not sum.
+func TestOverlapForgets(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, tc := range []struct {
+		name    string
+		clients int
+		table   rowraft.TableID
+	}{{"one client", 1, 1}, {"a table that does not sum", 8, 101}} {
+		s := newSummer()
+		note := func(client int, table rowraft.TableID) {
+			s.segments(waiting(byte(client), segmentOf{table: table, dim: 4, dtype: rowraft.Float32, keys: draw(rng, 300, 300),
+				value: func(uint64, int) float32 { return 1 }}))
+		}
+		for i := range 3 * overlapEvery {
+			note(i%8, 1)
+		}
+		if !s.recent.worth {
+			t.Fatal("pushes of the same keys are not worth a sum")
+		}
+		for i := range 20 * overlapEvery {
+			note(i%tc.clients, tc.table)
+		}
+		if s.recent.worth {
+			t.Errorf("%s: pushes still wait for each other", tc.name)
+		}
+	}
+}
+
+// TestOverlapOfPushesOfTwoSizes: each client pushes many rows and few rows in turn.
+func TestOverlapOfPushesOfTwoSizes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, tc := range []struct {
+		name           string
+		clients        int
+		few, of, fewOf int // few rows of fewOf keys, and many of of
+		want           bool
+	}{
+		{"hot keys", 8, 5, 4000, 1 << 40, true}, {"uniform keys", 8, 5, 4_000_000, 1 << 40, false},
+		{"one client", 1, 1000, 4000, 4000, false},
+	} {
+		s := newSummer()
+		for i := range 6 * overlapEvery {
+			rows, of := 4000, tc.of
+			if i/tc.clients%2 == 1 {
+				rows, of = tc.few, tc.fewOf
+			}
+			s.segments(waiting(byte(i%tc.clients), segmentOf{table: 1, dim: 4, dtype: rowraft.Float32,
+				keys: draw(rng, rows, of), value: func(uint64, int) float32 { return 1 }}))
+		}
+		if s.recent.worth != tc.want {
+			t.Errorf("%s: worth %v, share %v", tc.name, s.recent.worth, s.recent.share())
+		}
+	}
+}
+
 // TestManySmallPushesCostNoMoreThanTheirNumber: pushes that cannot be summed because they are of one client do not
 // compare each with all others: eight times as many take about eight times as long, not 64 times.
 func TestManySmallPushesCostNoMoreThanTheirNumber(t *testing.T) {
