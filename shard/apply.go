@@ -266,15 +266,12 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 	}
 	var scratch [chunkRows]rowraft.Key
 	rowBytes := seg.Dim * seg.DType.Size()
-	for from := 0; t.rows.Tier() != nil && from < seg.N; from += chunkRows {
-		to := min(from+chunkRows, seg.N)
-		if err := t.rows.Tier().Prefetch(wire.Keys(scratch[:], body.Keys[8*from:8*to])); err != nil {
-			return err
-		}
-	}
 	for from := 0; from < seg.N; from += chunkRows {
 		to := min(from+chunkRows, seg.N)
 		keys := wire.Keys(scratch[:], body.Keys[8*from:8*to])
+		if err := t.rows.Tier().Prefetch(keys); err != nil {
+			return err
+		}
 		var values []byte
 		if op != wire.OpDelete {
 			values = body.Values[from*rowBytes : to*rowBytes]

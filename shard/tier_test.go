@@ -316,3 +316,53 @@ func TestBrokenTierDisk(t *testing.T) {
 		})
 	}
 }
+
+// lockedReads counts the reads of a file while the lock of a machine is held for writing.
+type lockedReads struct {
+	coldfile.Disk
+	m *Machine
+	n atomic.Int32
+}
+
+func (d *lockedReads) ReadAt(b []byte, at int64) (int, error) {
+	if !d.m.mu.TryRLock() {
+		d.n.Add(1)
+	} else {
+		d.m.mu.RUnlock()
+	}
+	return d.Disk.ReadAt(b, at)
+}
+
+// TestALargePushReadsWithoutTheLock: a push of more cold rows than may stay in memory reads none of them while it
+// holds the lock, because it moves them into memory chunk by chunk.
+func TestALargePushReadsWithoutTheLock(t *testing.T) {
+	s := tieredTables()[0]
+	open, disk := tierIn(t, vfs.OS), &lockedReads{}
+	r := newReplica(t, Config{Tier: func(id rowraft.TableID) coldfile.Disk {
+		disk.Disk = open(id)
+		return disk
+	}})
+	disk.m = r.Machine
+	r.create(s)
+	r.mustOpen(1, 1)
+	seq := rowraft.Seq(0)
+	pushKeys := func(from, to int) {
+		seq++
+		var keys []rowraft.Key
+		for k := from; k < to; k++ {
+			keys = append(keys, rowraft.Key(k))
+		}
+		if err := r.parts(push(1, seq, payloadOf(rows{schema: s, keys: keys})))[0].Err; err != nil {
+			t.Fatal(err)
+		}
+	}
+	pushKeys(0, 10_000)
+	for first := 10_000; first < 14_000; first += 500 { // nothing else of the first rows stays in memory
+		pushKeys(first, first+500)
+	}
+	before := r.Stats()[0].Tier
+	pushKeys(0, 10_000)
+	if n := r.Stats()[0].Tier.Read - before.Read; n < 9000 || disk.n.Load() > 0 {
+		t.Errorf("a push of 10,000 cold rows read %d, %d of them while it held the lock", n, disk.n.Load())
+	}
+}
