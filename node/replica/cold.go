@@ -13,7 +13,7 @@ import (
 )
 
 // coldDir is the directory with the cold rows of one replica: DIR/cold/shard-N. Its files are scratch. A replica that
-// starts removes what its last run left there.
+// starts removes what the last run left there, and so does the deletion of a replica.
 type coldDir struct {
 	fs  vfs.FS
 	dir string
@@ -23,11 +23,19 @@ type coldDir struct {
 }
 
 func (h *Host) openColdDir(shard rowraft.ShardID) (*coldDir, error) {
-	d := &coldDir{fs: vfs.OrOS(h.opts.FS), dir: filepath.Join(h.opts.DataDir, "cold", groupName(shard))}
-	if err := vfs.RemoveAll(d.fs, d.dir); err != nil {
-		return nil, fmt.Errorf("shard %d: remove the cold rows of the last run: %w", shard, err)
+	return &coldDir{fs: vfs.OrOS(h.opts.FS), dir: h.coldDir(shard)}, h.removeColdDir(shard)
+}
+
+func (h *Host) coldDir(shard rowraft.ShardID) string {
+	return filepath.Join(h.opts.DataDir, "cold", groupName(shard))
+}
+
+// removeColdDir removes what a killed server left. REQUIRES: no replica of the shard runs here.
+func (h *Host) removeColdDir(shard rowraft.ShardID) error {
+	if err := vfs.RemoveAll(vfs.OrOS(h.opts.FS), h.coldDir(shard)); err != nil {
+		return fmt.Errorf("shard %d: remove the cold rows of the last run: %w", shard, err)
 	}
-	return d, nil
+	return nil
 }
 
 // file returns an empty file for the rows of a table. A restore makes a second one while the first is in use.

@@ -148,13 +148,34 @@ func TestDeletionIsFinished(t *testing.T) {
 	if err != nil || len(dirs) != 0 {
 		t.Fatalf("directories %v (%v), want none", dirs, err)
 	}
-	crumbs := filepath.Join(filepath.Join(h.opts.DataDir, "raft"), "groups", "shard-0", "log")
-	if err := os.MkdirAll(crumbs, 0o700); err != nil {
-		t.Fatal(err)
+	crumbs := []string{filepath.Join(h.opts.DataDir, "raft", "groups", "shard-0", "log"),
+		filepath.Join(h.opts.DataDir, "cold", "shard-0", "rows")}
+	for _, dir := range crumbs {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	follow(t, h, left)
-	if _, err := os.Stat(crumbs); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("what a crash left is still there: %v", err)
+	for _, dir := range crumbs {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("what a crash left is still there: %s, %v", dir, err)
+		}
+	}
+}
+
+// TestADeletionLeavesTheColdRowsOfTheNextReplica: a map still lists a replica as removed while another one of the
+// shard runs here, with rows on disk.
+func TestADeletionLeavesTheColdRowsOfTheNextReplica(t *testing.T) {
+	h := newHost(t, Options{})
+	next := clustermap.Shard{Replicas: list("c", "a", "b"), Learners: list("m2"), Removed: removed("m1"), Changes: 2}
+	follow(t, h, next)
+	rows := filepath.Join(h.opts.DataDir, "cold", "shard-0", "rows")
+	if err := os.MkdirAll(rows, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, h, next)
+	if _, err := os.Stat(rows); err != nil || h.running() != "m2" {
+		t.Errorf("the rows of replica %q: %v", h.running(), err)
 	}
 }
 
