@@ -11,7 +11,7 @@ import (
 
 const (
 	// A slot of at most wholeSlotBytes and wholeSlotRows is read while applyMu is held, which takes
-	// less than a millisecond. The keys of a larger slot, and then its rows, are
+	// less than a millisecond. The keys of a larger slot, or of one with rows on disk, and then its rows, are
 	// read in several steps, and entries are applied in between.
 	wholeSlotBytes = 1 << 20
 	wholeSlotRows  = 4096
@@ -19,8 +19,8 @@ const (
 )
 
 // Scan reads the rows of one table slot by slot, in ascending order of the keys. It reads a
-// slot of at most wholeSlotBytes and wholeSlotRows at one applied index. Of a larger slot, each row
-// is whole, but rows may be of different indexes: the rows are those that existed when the scan of
+// slot of at most wholeSlotBytes and wholeSlotRows at one applied index, unless its table has rows on disk. Of another
+// slot, each row is whole, but rows may be of different indexes: the rows are those that existed when the scan of
 // the slot began, without rows that were deleted since, and perhaps with rows
 // that were created since. One goroutine uses a Scan.
 type Scan struct {
@@ -146,7 +146,7 @@ func (s *Scan) readWhole(l *slotListing, slot rowraft.Slot, from rowraft.Key) (w
 	rows := t.rows.SlotCounts(slot).Rows
 	l.begin(t, slot)
 	s.m.readers.RUnlock()
-	if rows*s.rowBytes() > wholeSlotBytes || l.rows.Entries() > 4*wholeSlotRows || rows > wholeSlotRows {
+	if t.rows.Tier() != nil || rows*s.rowBytes() > wholeSlotBytes || l.rows.Entries() > 4*wholeSlotRows || rows > wholeSlotRows {
 		return false, nil
 	}
 	s.listed = s.listed[:0]
@@ -173,7 +173,7 @@ func (s *Scan) listMore(l *slotListing) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	s.listed, done = l.rows.AppendKeys(s.listed, listEntries)
+	s.listed, done = l.rows.AppendKeys(s.listed, l.table.listEntries())
 	return done, l.table.rows.Tier().Broken()
 }
 

@@ -123,7 +123,7 @@ func (p *slotPreview) next(m *Machine, w *wire.Sweep, slot rowraft.Slot, tick ui
 		}
 		p.listing.begin(t, slot)
 	}
-	rows, candidates, done := t.rows.CountSweep(p.listing.rows, slot, w, tick, listEntries)
+	rows, candidates, done := t.rows.CountSweep(p.listing.rows, slot, w, tick, t.listEntries())
 	p.found.Rows += uint64(rows)
 	p.found.Candidates += uint64(candidates)
 	return done, t.rows.Tier().Broken()
@@ -132,6 +132,14 @@ func (p *slotPreview) next(m *Machine, w *wire.Sweep, slot rowraft.Slot, tick ui
 // listEntries limits the index entries that are read while a lock is held once: about
 // 0.3 ms if every record must be fetched from memory.
 const listEntries = 8192
+
+// listEntries returns that limit for t: that of a snapshot's walk if rows of t are on disk.
+func (t *table) listEntries() int {
+	if t.rows.Tier() != nil {
+		return walkEntries
+	}
+	return listEntries
+}
 
 // slotListing is a rowstore.Listing and its table. The table may be dropped between two steps.
 type slotListing struct {

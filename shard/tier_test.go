@@ -317,36 +317,33 @@ func TestBrokenTierDisk(t *testing.T) {
 	}
 }
 
-// lockedReads counts the reads of a file while the lock of a machine is held for writing.
+// lockedReads counts the reads of a file while a lock of a machine is held.
 type lockedReads struct {
 	coldfile.Disk
-	m *Machine
-	n atomic.Int32
+	locked func() bool
+	n      atomic.Int32
 }
 
 func (d *lockedReads) ReadAt(b []byte, at int64) (int, error) {
-	if !d.m.mu.TryRLock() {
+	if d.locked() {
 		d.n.Add(1)
-	} else {
-		d.m.mu.RUnlock()
 	}
 	return d.Disk.ReadAt(b, at)
 }
 
-// TestALargePushReadsWithoutTheLock: a push of more cold rows than may stay in memory reads none of them while it
-// holds the lock, because it moves them into memory chunk by chunk.
-func TestALargePushReadsWithoutTheLock(t *testing.T) {
-	s := tieredTables()[0]
-	open, disk := tierIn(t, vfs.OS), &lockedReads{}
-	r := newReplica(t, Config{Tier: func(id rowraft.TableID) coldfile.Disk {
+// coldRows returns a replica of a table with the rows of keys 0 to 9,999 on disk.
+func coldRows(t *testing.T) (r *replica, s rowraft.Schema, pushKeys func(from, to int), disk *lockedReads) {
+	s = tieredTables()[0]
+	open := tierIn(t, vfs.OS)
+	disk = &lockedReads{locked: func() bool { return false }}
+	r = newReplica(t, Config{Tier: func(id rowraft.TableID) coldfile.Disk {
 		disk.Disk = open(id)
 		return disk
 	}})
-	disk.m = r.Machine
 	r.create(s)
 	r.mustOpen(1, 1)
 	seq := rowraft.Seq(0)
-	pushKeys := func(from, to int) {
+	pushKeys = func(from, to int) {
 		seq++
 		var keys []rowraft.Key
 		for k := from; k < to; k++ {
@@ -360,9 +357,41 @@ func TestALargePushReadsWithoutTheLock(t *testing.T) {
 	for first := 10_000; first < 14_000; first += 500 { // nothing else of the first rows stays in memory
 		pushKeys(first, first+500)
 	}
+	return r, s, pushKeys, disk
+}
+
+// TestALargePushReadsWithoutTheLock: a push of more cold rows than may stay in memory reads none of them while it
+// holds the lock, because it moves them into memory chunk by chunk.
+func TestALargePushReadsWithoutTheLock(t *testing.T) {
+	r, _, pushKeys, disk := coldRows(t)
 	before := r.Stats()[0].Tier
+	disk.locked = func() bool {
+		if r.mu.TryRLock() {
+			r.mu.RUnlock()
+			return false
+		}
+		return true
+	}
 	pushKeys(0, 10_000)
 	if n := r.Stats()[0].Tier.Read - before.Read; n < 9000 || disk.n.Load() > 0 {
 		t.Errorf("a push of 10,000 cold rows read %d, %d of them while it held the lock", n, disk.n.Load())
+	}
+}
+
+// TestAScanReadsWithoutTheLock: entries are applied while a scan waits for the disk.
+func TestAScanReadsWithoutTheLock(t *testing.T) {
+	r, s, _, disk := coldRows(t)
+	disk.locked = func() bool {
+		if r.applyMu.TryLock() {
+			r.applyMu.Unlock()
+			return false
+		}
+		return true
+	}
+	before := r.Stats()[0].Tier
+	got := scanSlots(t, r.Machine, s, rowraft.Float32, 0, rowraft.DefaultSlots, nil)
+	if n := r.Stats()[0].Tier.Read - before.Read; len(got.keys) != 14_000 || n == 0 || disk.n.Load() > 0 {
+		t.Errorf("a scan of %d rows read %d of them from the disk, %d while it kept entries out", len(got.keys), n,
+			disk.n.Load())
 	}
 }
