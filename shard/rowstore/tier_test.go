@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // memFile is a coldfile.Disk in memory. It fails on demand.
@@ -188,6 +189,45 @@ func TestTierPullsMoveRowsIntoMemory(t *testing.T) {
 	}
 	if n := f.reads - before; n > 100 {
 		t.Fatalf("the 101st pull of 500 rows read %d of them from the file", n)
+	}
+}
+
+// TestASweepLeavesUsedRowsInMemory: a sweep reads all rows of the file, but those that are pulled all the time stay in
+// memory.
+func TestASweepLeavesUsedRowsInMemory(t *testing.T) {
+	schema := testSchema(rowraft.Sparse, rowraft.SGD, 16)
+	schema.Expire = 1 << 20
+	table, f := tiered(t, schema, 1<<20)
+	for from := 0; from < 20_000; from += 500 {
+		if err := push(t, table, keysUpTo(from, from+500)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	keys, dst := keysUpTo(0, 300), make([]byte, 300*16*4)
+	pull := func() {
+		if err := table.Pull(keys, dst, rowraft.Float32, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 100 {
+		pull()
+		if err := table.Tier().Settle(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reads := 0
+	for slot := range rowraft.Slot(rowraft.DefaultSlots) {
+		if _, _, err := table.Sweep(slot, &wire.Sweep{Conditions: wire.SweepExpire}, 1); err != nil {
+			t.Fatal(err)
+		}
+		if slot%8 == 0 {
+			before := f.reads
+			pull()
+			reads += f.reads - before
+		}
+	}
+	if most := 300 * int(rowraft.DefaultSlots) / 8; reads > most/50 {
+		t.Errorf("during the sweep %d of %d pulled rows were read from the file", reads, most)
 	}
 }
 

@@ -40,10 +40,10 @@ func (r *Tier) load(keys []rowraft.Key) error {
 		return err
 	}
 	r.refs = r.appendCold(r.refs[:0], keys)
-	return r.warmAll(r.refs)
+	return r.warmAll(r.refs, true)
 }
 
-// loadSlot moves all rows of slot into memory.
+// loadSlot moves all rows of slot into memory. That is no use of them: they are the first to leave again.
 func (r *Tier) loadSlot(slot rowraft.Slot) error {
 	if r == nil {
 		return nil
@@ -54,14 +54,15 @@ func (r *Tier) loadSlot(slot rowraft.Slot) error {
 			r.refs = append(r.refs, coldEntry{e: e, slot: slot})
 		}
 	}
-	return r.warmAll(r.refs)
+	return r.warmAll(r.refs, false)
 }
 
-func (r *Tier) warmAll(cold []coldEntry) error {
+// warmAll moves the rows of cold into memory, with warm.
+func (r *Tier) warmAll(cold []coldEntry, used bool) error {
 	var failed error
 	err := r.each(cold, func(c *coldEntry, rec record) {
 		if failed == nil {
-			failed = r.warm(c.slot, c.e, rec)
+			failed = r.warm(c.slot, c.e, rec, used)
 		}
 	})
 	if err == nil {
@@ -83,7 +84,7 @@ func (r *Tier) takeWaiting() error {
 	w.Unlock()
 	for _, row := range rows {
 		rec := record{unsafe.Pointer(unsafe.SliceData(row.record))}
-		if err := r.warm(r.table.index.slotOf(rowraft.Key(rec.key())), row.e, rec); err != nil {
+		if err := r.warm(r.table.index.slotOf(rowraft.Key(rec.key())), row.e, rec, true); err != nil {
 			return err
 		}
 	}
@@ -91,10 +92,10 @@ func (r *Tier) takeWaiting() error {
 }
 
 // warm moves the row rec of the cold entry e of slot into memory. It does nothing if the slot has no such entry: the
-// row has moved since it was read, or was removed.
+// row has moved since it was read, or was removed. With used it counts as a use of the row.
 //
 // Errors: CodeOverloaded if the system has no memory.
-func (r *Tier) warm(slot rowraft.Slot, e uint64, rec record) error {
+func (r *Tier) warm(slot rowraft.Slot, e uint64, rec record, used bool) error {
 	x := &r.table.index
 	seg := x.segment(slot, uint32(e>>32))
 	at, ok := seg.find(e)
@@ -108,7 +109,9 @@ func (r *Tier) warm(slot rowraft.Slot, e uint64, rec record) error {
 	copy(x.bytes(x.at(p)), x.bytes(rec))
 	r.added(p)
 	r.replace(slot, seg, at, e>>32<<32|uint64(p)+1)
-	r.clock.Touch(p)
+	if used {
+		r.clock.Touch(p)
+	}
 	r.drop(coldPlace(e))
 	return nil
 }
