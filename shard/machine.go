@@ -38,7 +38,7 @@ type Config struct {
 // until Close returns. Machine starts a goroutine only to free the memory of
 // a dropped table; Close waits for it.
 //
-// Lock order: applyMu, then mu, then readers. None is held across I/O (but see cold rows in DESIGN.md), a channel
+// Lock order: applyMu, then mu, then readers, then walks. None is held across I/O (but see cold rows in DESIGN.md), a channel
 // operation or a call out of this package and the packages below it.
 type Machine struct {
 	Reads    // what pulls read without mu
@@ -54,6 +54,10 @@ type Machine struct {
 	// applyMu is held while one entry is applied, so that its holder sees the state
 	// at one index.
 	applyMu sync.Mutex
+
+	// walks is held for reading, inside readers, while a goroutine reads a snapshot, and for writing while images are
+	// freed.
+	walks sync.RWMutex
 
 	freeing sync.WaitGroup // goroutines that free dropped tables
 

@@ -23,7 +23,7 @@ type Reads struct {
 	view atomic.Pointer[view]
 
 	// readers is held for reading while a goroutine reads rows of a view or of a snapshot, one chunk
-	// at a time. It is held for writing to wait for such goroutines before rows or images are
+	// at a time. It is held for writing to wait for such goroutines before rows are
 	// freed. A change of rows does not take it.
 	readers sync.RWMutex
 

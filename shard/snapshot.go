@@ -46,7 +46,7 @@ type Snapshot struct {
 	jobs     []*Job          // immutable: changes copy them
 	tables   []tableSnapshot // ascending by ID
 	written  bool
-	released bool // guarded by m.mu and m.readers
+	released bool // guarded by m.mu and m.walks
 }
 
 type tableSnapshot struct {
@@ -146,8 +146,8 @@ func (s *Snapshot) Bytes() int64 {
 
 // ImageBytes returns the most memory that images of changed rows and kept candidates have used so far.
 func (s *Snapshot) ImageBytes() (n int64) {
-	s.m.readers.RLock()
-	defer s.m.readers.RUnlock()
+	s.rlock()
+	defer s.runlock()
 	if s.usable() != nil {
 		return 0
 	}
@@ -157,8 +157,19 @@ func (s *Snapshot) ImageBytes() (n int64) {
 	return n
 }
 
+// rlock must be held while the snapshot is read: until runlock, neither a restore nor Release frees what it reads.
+func (s *Snapshot) rlock() {
+	s.m.readers.RLock()
+	s.m.walks.RLock()
+}
+
+func (s *Snapshot) runlock() {
+	s.m.walks.RUnlock()
+	s.m.readers.RUnlock()
+}
+
 // usable returns the reason why the snapshot cannot be read any more, or nil.
-// REQUIRES: m.readers is held.
+// REQUIRES: rlock.
 func (s *Snapshot) usable() error {
 	v := s.m.view.Load()
 	if v.err == nil && (s.released || v.of != s.of) {
@@ -180,8 +191,8 @@ type TableSnapshot struct {
 //
 // Errors: CodeStarting and CodeClosing as in WriteTo. The same is true for Digest and Sums.
 func (s *Snapshot) Tables() ([]TableSnapshot, error) {
-	s.m.readers.RLock()
-	defer s.m.readers.RUnlock()
+	s.rlock()
+	defer s.runlock()
 	if err := s.usable(); err != nil {
 		return nil, err
 	}
@@ -196,8 +207,8 @@ func (s *Snapshot) Tables() ([]TableSnapshot, error) {
 
 // Digest returns the sum over all rows.
 func (s *Snapshot) Digest() (checkpoint.Digest, error) {
-	s.m.readers.RLock()
-	defer s.m.readers.RUnlock()
+	s.rlock()
+	defer s.runlock()
 	if err := s.usable(); err != nil {
 		return checkpoint.Digest{}, err
 	}
@@ -211,8 +222,8 @@ func (s *Snapshot) Digest() (checkpoint.Digest, error) {
 // Sums describes each slot by the counts that Apply keeps up to date,
 // ascending by (table, slot).
 func (s *Snapshot) Sums() ([]checkpoint.SlotSum, error) {
-	s.m.readers.RLock()
-	defer s.m.readers.RUnlock()
+	s.rlock()
+	defer s.runlock()
 	if err := s.usable(); err != nil {
 		return nil, err
 	}
@@ -243,8 +254,8 @@ func (s *Snapshot) endLocked() error {
 	if s.released {
 		return nil
 	}
-	s.m.readers.Lock()
-	defer s.m.readers.Unlock()
+	s.m.walks.Lock() // not readers: pulls read no images, and may wait for the disk of cold rows
+	defer s.m.walks.Unlock()
 	s.released = true
 	if s.m.mu.tables != s.of || s.m.mu.closed {
 		return nil // the rows were freed, together with the images
@@ -375,8 +386,8 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 	wk.chunks, wk.buf, wk.candidates = wk.chunks[:0], wk.buf[:0], wk.candidates[:0]
 	recordBytes := t.rows.RecordBytes()
 	entries := min(walkEntries, max(1, walkBytes/recordBytes))
-	s.m.readers.RLock()
-	defer s.m.readers.RUnlock()
+	s.rlock()
+	defer s.runlock()
 	if err := s.usable(); err != nil {
 		return next, inside, err
 	}

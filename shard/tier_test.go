@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/testutil"
@@ -393,5 +394,41 @@ func TestAScanReadsWithoutTheLock(t *testing.T) {
 	if n := r.Stats()[0].Tier.Read - before.Read; len(got.keys) != 14_000 || n == 0 || disk.n.Load() > 0 {
 		t.Errorf("a scan of %d rows read %d of them from the disk, %d while it kept entries out", len(got.keys), n,
 			disk.n.Load())
+	}
+}
+
+// TestASnapshotEndsWhileAPullWaitsForTheDisk: the end of a snapshot holds the lock without which no push is applied, so
+// it must not wait for a pull that reads cold rows.
+func TestASnapshotEndsWhileAPullWaitsForTheDisk(t *testing.T) {
+	r, s, _, disk := coldRows(t)
+	snap, err := r.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads, resume := make(chan bool), make(chan bool)
+	disk.locked = func() bool {
+		reads <- true
+		<-resume
+		return false
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(resume)
+	wg.Go(func() {
+		if _, _, err := r.Pull(payloadOf(rows{schema: s, flags: wire.FlagNoValues, keys: []rowraft.Key{1}}), false, 0,
+			alloc); err != nil {
+			t.Error(err)
+		}
+	})
+	<-reads
+	ended := make(chan bool)
+	wg.Go(func() {
+		snap.Release()
+		close(ended)
+	})
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the snapshot does not end before the pull")
 	}
 }
