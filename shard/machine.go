@@ -38,8 +38,8 @@ type Config struct {
 // until Close returns. Machine starts a goroutine only to free the memory of
 // a dropped table; Close waits for it.
 //
-// Lock order: applyMu, then mu, then readers, then walks. None is held across I/O (but see cold rows in DESIGN.md), a channel
-// operation or a call out of this package and the packages below it.
+// Lock order: applyMu, then mu, then readers, then walks. None is held across I/O (but see cold rows in DESIGN.md), a
+// channel operation or a call out of this package and the packages below it.
 type Machine struct {
 	Reads    // what pulls read without mu
 	position // of the log and the tables

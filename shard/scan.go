@@ -146,7 +146,8 @@ func (s *Scan) readWhole(l *slotListing, slot rowraft.Slot, from rowraft.Key) (w
 	rows := t.rows.SlotCounts(slot).Rows
 	l.begin(t, slot)
 	s.m.readers.RUnlock()
-	if t.rows.Tier() != nil || rows*s.rowBytes() > wholeSlotBytes || l.rows.Entries() > 4*wholeSlotRows || rows > wholeSlotRows {
+	if t.rows.Tier() != nil || rows*s.rowBytes() > wholeSlotBytes || rows > wholeSlotRows ||
+		l.rows.Entries() > 4*wholeSlotRows {
 		return false, nil
 	}
 	s.listed = s.listed[:0]
