@@ -272,8 +272,8 @@ func TestALargeSumIsSplit(t *testing.T) {
 	}
 }
 
-// TestOverlapForgets: pushes do not wait for each other any more when those that could be summed have ended, whether the
-// pushes after them are of one client, or of tables that do not sum.
+// TestOverlapForgets: pushes do not wait for each other any more when those that could be summed have ended, whether
+// the pushes after them are of one client, or of tables that do not sum.
 func TestOverlapForgets(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, tc := range []struct {
@@ -332,7 +332,7 @@ func TestOverlapOfPushesOfTwoSizes(t *testing.T) {
 // compare each with all others: eight times as many take about eight times as long, not 64 times.
 func TestManySmallPushesCostNoMoreThanTheirNumber(t *testing.T) {
 	s := newSummer()
-	shortest := func(n int) time.Duration {
+	pushes := func(n int) func() time.Duration {
 		var parts []*queuedPart
 		for i := range n {
 			w := waiting(1, segmentOf{table: 1, dim: 4, dtype: rowraft.Float32, keys: []uint64{uint64(i)},
@@ -340,19 +340,25 @@ func TestManySmallPushesCostNoMoreThanTheirNumber(t *testing.T) {
 			w.segments = s.segments(w)
 			parts = append(parts, w)
 		}
-		best := time.Hour
-		for range 10 {
+		return func() time.Duration {
 			begin := time.Now()
 			if got := s.items(parts); len(got) != n {
 				t.Fatalf("%d items of %d pushes", len(got), n)
 			}
-			best = min(best, time.Since(begin))
+			return time.Since(begin)
 		}
-		return best
 	}
-	if few, many := shortest(maxQueuedParts/8), shortest(maxQueuedParts); many > 24*few {
-		t.Errorf("%d pushes take %v, and an eighth of them %v", maxQueuedParts, many, few)
+	some, all := pushes(maxQueuedParts/8), pushes(maxQueuedParts)
+	few, many := time.Hour, time.Hour
+	for range 20 {
+		few = min(few, some())
 	}
+	for range 100 { // the shortest time counts: other processes need the processor, too
+		if many = min(many, all()); many <= 24*few {
+			return
+		}
+	}
+	t.Errorf("%d pushes take %v, and an eighth of them %v", maxQueuedParts, many, few)
 }
 
 // BenchmarkItems is what eight waiting pushes of 2,048 rows cost the packer, per row: as they are, and summed.
