@@ -72,8 +72,8 @@ type place struct {
 }
 
 // freeSegments is how many files of cut segments are kept for reuse: those of a snapshot's interval of 512 MiB in
-// segments of 64 MiB. An append to a file that has its blocks syncs in a third of the time. The files take no more space
-// than the log had just before the cut.
+// segments of 64 MiB. An append to a file that has its blocks syncs in a third of the time. The files take no more
+// space than the log had just before the cut.
 const freeSegments = 8
 
 var _ Log = (*rowLog)(nil)
