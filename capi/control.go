@@ -36,13 +36,19 @@ func call(ctx context.Context, s *session, body []byte) ([]byte, error) {
 	if err := json.Unmarshal(body, &name); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "request: %w", err)
 	}
-	var f func(context.Context, *session, []byte) (any, error)
-	if s == nil {
-		f = free[name.Call]
-	} else {
-		f = calls[name.Call]
+	known := calls
+	switch {
+	case s == nil:
+		known = free
+	case s.local != nil:
+		known = localCalls
 	}
-	if f == nil {
+	f := known[name.Call]
+	switch {
+	case f == nil && s != nil && s.local != nil && calls[name.Call] != nil:
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s: tables in this process have no cluster (rowraft.connect)",
+			name.Call)
+	case f == nil:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "unknown call %q", name.Call)
 	}
 	v, err := f(ctx, s, body)
@@ -77,6 +83,12 @@ type named struct {
 	Handle uint64 `json:"handle"`
 }
 
+// createJSON is a request for a table.
+type createJSON struct {
+	Schema  schemaJSON `json:"schema"`
+	ExistOK bool       `json:"exist_ok"`
+}
+
 // calls are the requests of a client.
 var calls = map[string]func(context.Context, *session, []byte) (any, error){
 	"table": request(func(ctx context.Context, s *session, q named) (any, error) {
@@ -90,10 +102,7 @@ var calls = map[string]func(context.Context, *session, []byte) (any, error){
 		tables, err := s.client.Tables(ctx)
 		return newTablesJSON(tables), err
 	}),
-	"create": request(func(ctx context.Context, s *session, q struct {
-		Schema  schemaJSON `json:"schema"`
-		ExistOK bool       `json:"exist_ok"`
-	}) (any, error) {
+	"create": request(func(ctx context.Context, s *session, q createJSON) (any, error) {
 		schema, err := q.Schema.schema()
 		if err != nil {
 			return nil, err
@@ -122,7 +131,7 @@ var calls = map[string]func(context.Context, *session, []byte) (any, error){
 		if err != nil {
 			return nil, err
 		}
-		handle, err := s.startScan(t)
+		handle, err := s.startScan(t.Dim(), t.Scan)
 		return named{Handle: handle}, err
 	}),
 	"end_scan": request(func(_ context.Context, s *session, q named) (any, error) {
@@ -137,7 +146,8 @@ var calls = map[string]func(context.Context, *session, []byte) (any, error){
 
 // free are the requests without a client.
 var free = map[string]func(context.Context, *session, []byte) (any, error){
-	"dial": request(dial),
+	"dial":         request(dial),
+	"local_tables": request(openLocal),
 	"close": request(func(_ context.Context, _ *session, q named) (any, error) {
 		if s, ok := sessions.get(q.Handle); ok {
 			return nil, s.close()
@@ -203,9 +213,7 @@ func dial(ctx context.Context, _ *session, q struct {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{client: c, tables: make(map[rowraft.TableID]*client.Table), scans: make(map[uint64]*scan)}
-	s.id = sessions.add(s)
-	return named{Handle: s.id}, nil
+	return named{Handle: newSession(&session{client: c, tables: make(map[rowraft.TableID]*client.Table)})}, nil
 }
 
 // forget waits until the client's map does not name a table that was dropped, so that its name is no longer found.

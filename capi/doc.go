@@ -7,6 +7,7 @@
 //	exports.go  C values ⇄ Go values
 //	operation   one call: started, waited for, cancelled
 //	session     one client with its tables and scans; control.go, schema.go: its calls in JSON
+//	localtables.go  tables in this process in the place of a client
 //
 // # Invariants
 //

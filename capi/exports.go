@@ -65,6 +65,9 @@ func guard(out *C.rowraft_status) {
 
 // move pulls, pushes, assigns or deletes.
 func move(ctx context.Context, s *session, what C.int32_t, parts []C.rowraft_segment, body []byte) (err error) {
+	if s.local != nil {
+		return moveLocal(ctx, s.local, what, parts, body)
+	}
 	segs := make([]client.Segment, len(parts))
 	for i := range parts {
 		p := &parts[i]

@@ -384,12 +384,16 @@ class Client:
         _lib.load()  # raises in a forked child, before a lock that another thread may have held
         with self._lock:
             if not self._id:
-                self._id = _lib.call(
-                    "dial", timeout=self._timeout, endpoints=self._endpoints, certs=self._certs, dtype=self._dtype,
-                    in_flight=min(self._in_flight, 512),
-                )["handle"]  # fmt: skip
+                self._id = self._dial()
                 self._finalizer = weakref.finalize(self, _close, self._id)
             return self._id
+
+    def _dial(self) -> int:
+        v = _lib.call(
+            "dial", timeout=self._timeout, endpoints=self._endpoints, certs=self._certs, dtype=self._dtype,
+            in_flight=min(self._in_flight, 512),
+        )  # fmt: skip
+        return cast(int, v["handle"])
 
     def _limit(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout

@@ -15,6 +15,7 @@ and backward pushes their gradients, which the optimizer of the table applies on
 see none of it.
 """
 
+from rowraft._localtables import local_tables
 from rowraft._schema import (
     FTRL,
     SGD,
@@ -69,6 +70,7 @@ __all__ = [
     "RowwiseAdagrad",
     "Uniform",
     "Zeros",
+    "local_tables",
     "pool",
     "prefetch",
 ]
