@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -142,6 +143,14 @@ var calls = map[string]func(context.Context, *session, []byte) (any, error){
 		return s.servers(ctx), nil
 	}),
 	"checkpoint": request(createCheckpoint),
+	"restored": request(func(ctx context.Context, s *session, _ nothing) (any, error) {
+		from, err := s.client.Restored(ctx)
+		out := make([]sourceJSON, len(from.Sources))
+		for i, c := range from.Sources {
+			out[i] = sourceJSON{c.ID, c.Tables, len(c.Trained) > 0}
+		}
+		return out, err
+	}),
 }
 
 // free are the requests without a client.
@@ -260,11 +269,28 @@ func (s *session) ask(ctx context.Context, of *serverJSON) {
 // checkpointJSON is a checkpoint that was made.
 type checkpointJSON struct {
 	ID     string `json:"id"`
+	Digest string `json:"digest"` // SHA-256 of the manifest, which has those of all files
 	Name   string `json:"name"`
 	Bytes  int64  `json:"bytes"`
 	Rows   uint64 `json:"rows"`
 	HeldNs int64  `json:"held_ns"` // the longest that a push waited for the cut
 	Note   string `json:"note"`
+}
+
+func newCheckpointJSON(manifest []byte, name, note string) (checkpointJSON, error) {
+	m, err := checkpoint.ParseManifest(manifest)
+	if err != nil {
+		return checkpointJSON{}, err
+	}
+	return checkpointJSON{m.ID, fmt.Sprintf("%x", sha256.Sum256(manifest)), name, m.Bytes(), m.Rows(), int64(m.HeldFor),
+		note}, nil
+}
+
+// sourceJSON is a checkpoint that was restored, with the tables that come from it.
+type sourceJSON struct {
+	ID      string   `json:"id"`
+	Tables  []string `json:"tables"`
+	Trained bool     `json:"trained"` // trainers of a job may have changed them since
 }
 
 // createCheckpoint makes a checkpoint. A later leader of the scheduler continues under the same operation.
@@ -285,11 +311,7 @@ func createCheckpoint(ctx context.Context, s *session, q struct {
 	for {
 		done, err := tryCheckpoint(ctx, s, walk.Addr(), req)
 		if err == nil {
-			m, err := checkpoint.ParseManifest(done.GetManifest())
-			if err != nil {
-				return nil, err
-			}
-			return checkpointJSON{m.ID, done.GetName(), m.Bytes(), m.Rows(), int64(m.HeldFor), done.GetNote()}, nil
+			return newCheckpointJSON(done.GetManifest(), done.GetName(), done.GetNote())
 		}
 		lost := rowraft.CodeOf(err) == rowraft.CodeLeadershipLost || rpc.Broken(err)
 		if req.Attempt++; req.Attempt == maxAttempts || !walk.Again(ctx, err) && !(lost && ctx.Err() == nil) {

@@ -111,12 +111,12 @@ func moveLocal(ctx context.Context, l *tables.Local, what C.int32_t, parts []C.r
 		}
 		return nil
 	case C.ROWRAFT_PUSH:
-		if err := ascending(wire.OpPush, segs); err != nil {
+		if err := mergeKeys(wire.OpPush, segs); err != nil {
 			return err
 		}
 		return l.Push(ctx, segs)
 	case C.ROWRAFT_ASSIGN:
-		if err := ascending(wire.OpAssign, segs); err != nil {
+		if err := mergeKeys(wire.OpAssign, segs); err != nil {
 			return err
 		}
 		return l.Assign(segs)
@@ -131,8 +131,8 @@ func moveLocal(ctx context.Context, l *tables.Local, what C.int32_t, parts []C.r
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "unknown operation %d with %d segments", what, len(parts))
 }
 
-// ascending makes the keys of a write strictly ascending.
-func ascending(op wire.Op, segs []tables.Segment) error {
+// mergeKeys makes the keys of a write strictly ascending.
+func mergeKeys(op wire.Op, segs []tables.Segment) error {
 	for i := range segs {
 		s := &segs[i]
 		for j := range i {

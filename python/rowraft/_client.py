@@ -345,6 +345,7 @@ class Client:
         self._finalizer: Callable[[], object] | None = None
         self._pending: collections.deque[Future[Any]] = collections.deque()
         self._failed: Future[Any] | None = None  # the first write whose error nothing has raised
+        self._checkpoint: Checkpoint | None = None  # the last one that this client made, or a job resumed from
 
     def __repr__(self) -> str:
         return f"<rowraft.Client {','.join(map(str, self._endpoints))}{' closed' if self._closed else ''}>"
@@ -600,7 +601,14 @@ class Client:
             "checkpoint", _INFINITE if timeout is None else timeout, destination=destination, name=name or "",
             delta=delta,
         )  # fmt: skip
-        return Checkpoint(v["id"], v["name"], destination, v["rows"], v["bytes"], v["held_ns"] / 1e9, v["note"])
+        self._checkpoint = Checkpoint(
+            v["id"], v["digest"], v["name"], destination, v["rows"], v["bytes"], v["held_ns"] / 1e9, v["note"]
+        )
+        return self._checkpoint
+
+    def _restored(self, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Return the checkpoints that tables come from: id, tables, and whether a job has trained them since."""
+        return cast("list[dict[str, Any]]", self._call("restored", timeout))
 
     def servers(self, *, timeout: float | None = None) -> list[Server]:
         """Return the servers of the cluster, by name."""
@@ -611,17 +619,24 @@ class Client:
 class Checkpoint:
     """A checkpoint that was made.
 
+    ``id`` is that of the cut. ``digest`` is the SHA-256 of the file MANIFEST, which has the checksums of all others.
     ``held`` is the longest time in seconds that a push waited for the cut. ``note`` is why the checkpoint is full, if a
     delta was requested.
     """
 
     id: str
+    digest: str
     name: str
     destination: str
     rows: int
     bytes: int
     held: float
     note: str
+
+    @property
+    def path(self) -> str:
+        """What ``rowraft checkpoint restore`` takes."""
+        return f"{self.destination.rstrip('/')}/{self.name}"
 
 
 @dataclasses.dataclass(frozen=True)

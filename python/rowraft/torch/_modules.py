@@ -16,6 +16,7 @@ from torch import nn
 from rowraft import errors
 from rowraft._client import Client, Future, Table
 from rowraft._schema import Admission, Initializer, Optimizer
+from rowraft.torch import _state
 from rowraft.torch._jagged import Jagged, JaggedTensor, KeyedTensor, bad, positions
 
 
@@ -138,6 +139,14 @@ class _Collection(nn.Module):
                 for c in self._configs
             ]  # fmt: skip
         return self._tables
+
+    def get_extra_state(self) -> str:
+        """Return what ``state_dict`` holds of the tables: a reference, no rows. It makes no call."""
+        return _state.reference(self._client, self._configs, self._tables)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Check what ``load_state_dict`` found; see docs/python.md."""
+        _state.check(state, self._client, self._configs)
 
     def flush(self) -> None:
         """Wait until all pushes of this module are on a majority of disks, and raise the error of one that failed."""
