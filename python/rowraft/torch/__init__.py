@@ -30,6 +30,7 @@ from rowraft._schema import (
     Uniform,
     Zeros,
 )
+from rowraft.torch._export import export
 from rowraft.torch._jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rowraft.torch._modules import (
     MEAN,
@@ -70,6 +71,7 @@ __all__ = [
     "RowwiseAdagrad",
     "Uniform",
     "Zeros",
+    "export",
     "local_tables",
     "pool",
     "prefetch",
