@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Optional, TypeVar, Union, cast
+from typing import Any, Generic, Optional, TypeVar, Union, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -306,6 +306,21 @@ class Table:
                 self._client._call("end_scan", 1.0, handle=scan)
 
 
+def check_table(
+    name: object, dim: object, optimizer: object, init: object, admit: object, dim_name: str = "dim"
+) -> None:
+    """Raise TypeError for an argument of a table that is of another type; the library checks the values."""
+    for argument, value, kind, want in (
+        ("name", name, str, "a str"),
+        (dim_name, dim, int, "an int"),
+        ("optimizer", optimizer, (Optimizer, type(None)), "one of rowraft, as rowraft.Adam(lr=0.01)"),
+        ("init", init, (*get_args(Initializer), type(None)), "rowraft.Zeros(), Uniform(…) or Normal(…)"),
+        ("admit", admit, (*get_args(Admission), type(None)), "rowraft.Count(n) or rowraft.Probability(p)"),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{argument}: {value!r} of table {name!r}: want {want}")
+
+
 Part = Union[tuple[Table, Keys], tuple[Table, Keys, Optional[Rows]]]
 
 
@@ -473,9 +488,11 @@ class Client:
             timeout: seconds; None: the client's.
 
         Raises:
+            TypeError: an argument has another type.
             InvalidArgumentError: the shape is not possible.
             TableExistsError: there is a table of that name, with another shape or without exist_ok.
         """
+        check_table(name, dim, optimizer, init, admit)
         rule = optimizer or RowwiseAdagrad()
         schema = {
             "name": name, "kind": "sparse", "dim": dim, "init": (init or Uniform()).encode(), "optimizer": rule.kind,

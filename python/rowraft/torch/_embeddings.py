@@ -130,14 +130,21 @@ class KeyedTensor:
 def positions(batch: Jagged) -> dict[str, tuple[int, int, torch.Tensor]]:
     """Return where the ids of each feature are, and the lengths of its bags."""
     keys, lengths, values = batch.keys(), batch.lengths(), batch.values()
+    weights = batch.weights_or_none()
+    for name, t in (("values", values), ("lengths", lengths), ("weights", weights)):
+        if not isinstance(t, torch.Tensor) and (t is not None or name != "weights"):
+            raise TypeError(f"{name}: want a tensor, got {type(t).__name__}")
+        if t is not None and t.device != values.device:
+            raise ValueError(f"{name}: on {t.device}, and values on {values.device}")
+    if lengths.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"lengths: dtype {lengths.dtype}: want torch.int64")
+    if len(set(keys)) != len(keys):
+        raise ValueError(f"keys: {keys}: a feature appears twice")
     if not keys or values.dim() != 1 or lengths.dim() != 1 or lengths.numel() % len(keys):
         raise ValueError(
             f"features: {len(keys)} keys, values of shape {tuple(values.shape)}, lengths of shape "
             f"{tuple(lengths.shape)}: want values with one dimension, and lengths for each key and example"
         )
-    if lengths.device != values.device:
-        raise ValueError(f"lengths: on {lengths.device}, and values on {values.device}")
-    weights = batch.weights_or_none()
     if weights is not None and weights.shape != values.shape:
         raise ValueError(f"weights: shape {tuple(weights.shape)}: want that of values, {tuple(values.shape)}")
     by_key = lengths.reshape(len(keys), -1)

@@ -48,6 +48,10 @@ def export(model: nn.Module, path: str | os.PathLike[str], *, progress: Progress
         InvalidArgumentError: model has no collection, an entry of its state is not a tensor, or the like.
         Error: the rows could not be read, or an earlier push failed.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: {path!r}: want a path")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: want a torch.nn.Module, got {type(model).__name__}")
     path = pathlib.Path(path).absolute()
     _refuse_existing(path)
     if isinstance(model, nn.parallel.DistributedDataParallel):

@@ -16,7 +16,7 @@ from torch import nn
 from rowraft import errors
 from rowraft._client import Client, Future, Table
 from rowraft._schema import Admission, Initializer, Optimizer
-from rowraft.torch import _state
+from rowraft.torch import _check, _state
 from rowraft.torch._jagged import Jagged, JaggedTensor, KeyedTensor, bad, positions
 
 
@@ -106,6 +106,7 @@ class Prepared:
         self._parts = parts
         self._pull = pull
         self._used = False
+        self._of: _Collection | None = None
 
 
 Batch = Union[Jagged, Prepared]
@@ -114,15 +115,11 @@ Batch = Union[Jagged, Prepared]
 class _Collection(nn.Module):
     """What both collections share: tables, pulls, pushes."""
 
+    _kind: type[EmbeddingConfig] = EmbeddingConfig  # of its tables
+
     def __init__(self, client: Client, tables: Sequence[EmbeddingConfig], in_flight: int) -> None:
         super().__init__()
-        if in_flight < 0:
-            raise bad(f"in_flight: {in_flight}: want 0 or more")
-        names = [f for t in tables for f in t.feature_names]
-        for what, all_names in (("feature", names), ("table", [t.name for t in tables])):
-            twice = [n for n, count in collections.Counter(all_names).items() if count > 1]
-            if twice:
-                raise bad(f"tables: the {what} {twice[0]!r} appears twice")
+        _check.arguments(client, tables, self._kind, in_flight)
         self._client = client
         self._configs = list(tables)
         self._in_flight = in_flight
@@ -182,10 +179,14 @@ class _Collection(nn.Module):
             rows = torch.empty((unique.numel(), config.embedding_dim), dtype=torch.float32, pin_memory=values.is_cuda)
             parts.append(_Part(unique.cpu().numpy().astype(np.uint64), indices, rows))
         pull = self._client.pull_many_async([(t, p.ids, p.rows.numpy()) for t, p in zip(tables, parts)])
-        return Prepared(batch, parts, pull)
+        prepared = Prepared(batch, parts, pull)
+        prepared._of = self
+        return prepared
 
     def _rows(self, prepared: Prepared) -> Iterator[tuple[EmbeddingConfig, _Part, torch.Tensor]]:
         """Return the rows of each table on the batch's device; in training, with their push as a hook."""
+        if prepared._of is not self:
+            raise bad("features: this Prepared is of another module")
         if prepared._used:
             raise bad("features: this Prepared was given to the module before")
         prepared._used = True
@@ -225,6 +226,8 @@ class EmbeddingBagCollection(_Collection):
             backward raises the error of an earlier push, and ``flush`` the last ones.
     """
 
+    _kind = EmbeddingBagConfig
+
     def __init__(
         self,
         client: Client,
@@ -235,6 +238,8 @@ class EmbeddingBagCollection(_Collection):
     ) -> None:
         super().__init__(client, tables, in_flight)
         for t in tables:
+            if not isinstance(t.pooling, PoolingType):
+                raise TypeError(f"pooling: {t.pooling!r} of table {t.name!r}: want rt.SUM or rt.MEAN")
             if t.pooling is NONE:
                 raise bad(f"tables: {t.name!r} has pooling NONE: use EmbeddingCollection")
             if is_weighted and t.pooling is not SUM:
@@ -299,6 +304,8 @@ def prefetch(data: Iterable[Any], module: _Collection, depth: int = 2) -> Iterat
     """
     if depth < 1:
         raise bad(f"depth: {depth}: want 1 or more")
+    if not isinstance(module, _Collection):
+        raise TypeError(f"module: want a collection of rowraft.torch, got {type(module).__name__}")
     ahead: collections.deque[Any] = collections.deque()
     for batch in data:
         ahead.append(_prepare(batch, module))
@@ -309,5 +316,7 @@ def prefetch(data: Iterable[Any], module: _Collection, depth: int = 2) -> Iterat
 
 def _prepare(batch: Any, module: _Collection) -> Any:
     if isinstance(batch, (tuple, list)):
+        if not any(isinstance(b, Jagged) for b in batch):
+            raise TypeError("data: a batch has no KeyedJaggedTensor")
         return type(batch)(module.prepare(b) if isinstance(b, Jagged) else b for b in batch)
     return module.prepare(batch)
