@@ -200,13 +200,13 @@ func (q *Resume) State(ctx context.Context, c *client.Client) (*Saved, error) {
 	}
 	source := from.Of(q.Table)
 	if source.ID == "" || slices.Contains(source.Trained, client.Trainer{Job: q.Job, Rank: q.Rank}) {
-		return nil, q.canStart(&from, holdsRows(ctx, c))
+		return nil, q.canStart(&from, HoldsRows(ctx, c))
 	}
 	s, err := ReadSaved(ctx, source.Destination+"/"+source.Name, q.Job, q.Rank)
 	switch {
 	case rowraft.CodeOf(err) == rowraft.CodeNotFound:
 		// The checkpoint has no state of this trainer; the tables may come from elsewhere.
-		return nil, q.canStart(&from, holdsRows(ctx, c))
+		return nil, q.canStart(&from, HoldsRows(ctx, c))
 	case err == nil && s.ID != source.ID:
 		return nil, rowraft.Errorf(rowraft.CodePrecondition,
 			"the cluster's tables come from another checkpoint than %s: it has been made again since", s.Path)
@@ -235,9 +235,9 @@ func (q *Resume) canStart(now *client.Restored, holds func(table string) (bool, 
 	return nil
 }
 
-// holdsRows returns a function that asks the shards whether a table holds any row. The counts in the cluster's
+// HoldsRows returns a function that asks the shards whether a table holds any row. The counts in the cluster's
 // status come with heartbeats, which are too old for this decision.
-func holdsRows(ctx context.Context, c *client.Client) func(string) (bool, error) {
+func HoldsRows(ctx context.Context, c *client.Client) func(string) (bool, error) {
 	return func(table string) (bool, error) {
 		t, err := c.Table(ctx, table)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
