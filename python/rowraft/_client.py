@@ -38,6 +38,7 @@ class Future(Generic[T]):
         self._op = op
         self._lock = threading.Lock()
         self._value = value
+        self._text = b""  # of the library
         self._error: errors.Error | None = None
         self._write = write
         self._ended = False
@@ -57,7 +58,7 @@ class Future(Generic[T]):
             if not self._op.wait(left):
                 return False
             try:
-                self._op.result()
+                self._text = self._op.result()
             except errors.Error as e:
                 self._error = e
             self._ended = True
