@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/member"
 )
 
 // session is a client with what C holds of it.
@@ -23,6 +24,8 @@ type session struct {
 	closed bool
 	tables map[rowraft.TableID]*client.Table // by handle: a table's id, which is never used again
 	scans  map[uint64]*scan
+	found  *member.Saved // what the next job resumes from; nil: it is new
+	job    *job          // that the client is in; nil: none
 }
 
 // enter begins an operation, or returns false because the client is closed.
@@ -43,14 +46,17 @@ func (s *session) close() error {
 		return nil
 	}
 	s.closed = true
-	scans := s.scans
-	s.scans = nil
+	scans, j := s.scans, s.job
+	s.scans, s.job = nil, nil
 	s.mu.Unlock()
 	for _, c := range scans {
 		c.cancel()
 	}
 	err := s.client.Close()
 	s.running.Wait()
+	if j != nil {
+		j.mode.Wait()
+	}
 	sessions.remove(s.id)
 	return err
 }

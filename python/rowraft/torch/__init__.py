@@ -30,6 +30,7 @@ from rowraft._schema import (
     Zeros,
 )
 from rowraft.torch._jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rowraft.torch._job import Job
 from rowraft.torch._modules import (
     MEAN,
     NONE,
@@ -59,6 +60,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "JaggedTensor",
+    "Job",
     "KeyedJaggedTensor",
     "KeyedTensor",
     "Momentum",
