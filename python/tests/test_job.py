@@ -33,7 +33,7 @@ def other_worker(cluster: rowraft.LocalCluster, a: dict):
     a = dict(a, endpoints=cluster.endpoints, certs=cluster.certs)
     p = subprocess.Popen(
         [sys.executable, training.__file__, json.dumps(a)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        cwd=pathlib.Path(training.__file__).parent,
+        env=dict(os.environ, PYTHONPATH=str(pathlib.Path(rowraft.__file__).parent.parent)),
     )  # fmt: skip
 
     def result() -> dict:
@@ -144,7 +144,7 @@ def test_a_worker_is_fenced(cluster, ps, name):
 
 def test_an_exception_leaves_the_job(ps, name):
     emb = sums(ps, name)
-    with pytest.raises(ZeroDivisionError), rt.Job(ps, name, model=emb) as job:
+    with pytest.raises(ZeroDivisionError), rt.Job(ps, name, model=emb, in_flight=0) as job:
         emb(one(1))["f"].sum().backward()
         job.step(0)
         raise ZeroDivisionError
@@ -199,7 +199,7 @@ def test_restored_tables_are_not_restored_again(cluster, ps, name, tmp_path):
         assert train(ps, {**a, "resume": str(last)})["start"] == 8
     assert (rows(ps, name)[:, 0] == -counts(batches(8))).all()
     for resume, error in (
-        (str(tmp_path / "none"), "there is no checkpoint"),
+        (str(tmp_path / "none"), "it is no checkpoint"),
         (str(first), "workers: 2, and job .* has 1"),
     ):
         with pytest.raises(rowraft.Error, match=error):

@@ -419,7 +419,7 @@ class Job:
         torch.save(
             {
                 "model": {k: v for k, v in self._model.state_dict().items() if not self._of_table(k)},
-                "opt": None if self._opt is None else self._opt.state_dict(),
+                "opt": None if self._opt is None else _pack(self._opt.state_dict()),
                 "place": self._place.save(self.ahead),
                 "random": random,
                 "step": self._step,
@@ -443,7 +443,7 @@ class Job:
             if differ:
                 raise ValueError(f"{differ[0]} is in one of both only")
             if self._opt is not None:
-                self._opt.load_state_dict(saved["opt"])
+                self._opt.load_state_dict(_unpack(saved["opt"]))
         except (RuntimeError, ValueError, KeyError) as e:
             raise bad(f"model: it is not that of checkpoint {checkpoint}: {e}") from e
         self._place.load(saved["place"])
@@ -517,6 +517,25 @@ def _place(workers: int | None, worker: int | str | None) -> tuple[int, int]:
     if digits is None or not 0 <= int(digits[0]) < n or str(given).startswith("-"):
         raise bad(f"worker: {given!r}: want a number, or a name that ends in one, 0 to {n - 1}")
     return n, int(digits[0])
+
+
+_FLOAT = "rowraft.float"
+
+
+def _pack(v: Any) -> Any:
+    """Return a state with its floats as tensors: torch 1.13 reads no float with weights_only."""
+    if isinstance(v, float):
+        return {_FLOAT: torch.tensor(v, dtype=torch.float64)}
+    if isinstance(v, dict):
+        return {k: _pack(x) for k, x in v.items()}
+    return type(v)(map(_pack, v)) if isinstance(v, (list, tuple)) else v
+
+
+def _unpack(v: Any) -> Any:
+    """Return what was given to _pack."""
+    if isinstance(v, dict):
+        return float(v[_FLOAT]) if _FLOAT in v else {k: _unpack(x) for k, x in v.items()}
+    return type(v)(map(_unpack, v)) if isinstance(v, (list, tuple)) else v
 
 
 def _default_rule() -> Optimizer:
