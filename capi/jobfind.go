@@ -20,6 +20,9 @@ import (
 // firstPoll is how often a worker looks for the worker of rank 0.
 const firstPoll = 100 * time.Millisecond
 
+// dyingPatience is how long a process of rank 0 that was stopped together with this worker's may still be connected.
+const dyingPatience = 5 * time.Second
+
 // findRequest asks what a worker resumes from.
 type findRequest struct {
 	Job        string   `json:"job"`
@@ -246,24 +249,32 @@ func (f *finder) other(ctx context.Context) (*member.Saved, error) {
 func (f *finder) awaitFirst(ctx context.Context) error {
 	tick := time.NewTicker(firstPoll)
 	defer tick.Stop()
+	var since time.Time // rank 0 has been training in a run that this worker was in; zero: it is not
 	for {
 		info, err := f.describe(ctx)
 		if err != nil {
 			return err
 		}
-		began, mine := false, false
+		trains, ended, mine := false, false, false
 		for _, m := range info.GetMembers() {
-			rank, state := m.GetMember().GetRank(), m.GetMember().GetState()
-			began = began || rank == 0 && (training(m) && m.GetConnected() ||
-				state == rowraftv1.MemberState_MEMBER_STATE_ENDED)
-			mine = mine || rank == uint32(f.q.Rank)
+			switch rank := m.GetMember().GetRank(); {
+			case rank == uint32(f.q.Rank):
+				mine = true
+			case rank == 0:
+				trains = training(m) && m.GetConnected()
+				ended = m.GetMember().GetState() == rowraftv1.MemberState_MEMBER_STATE_ENDED
+			}
 		}
 		switch {
-		case began && mine:
+		case (trains || ended) && !mine:
+			return nil
+		case !trains || !mine: // an earlier run; rank 0 will begin another one
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) > dyingPatience:
 			return refused("worker w%d has left job %s, which trains on: stop all workers of the job, then start them "+
 				"together", f.q.Rank, f.q.Job)
-		case began:
-			return nil
 		}
 		select {
 		case <-tick.C:

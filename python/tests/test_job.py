@@ -44,9 +44,9 @@ def other_worker(cluster: rowraft.LocalCluster, a: dict):
     try:
         yield result
     finally:
-        if p.poll() is None:
+        if p.returncode is None:
             p.kill()
-            p.communicate()
+            print(p.communicate()[1], file=sys.stderr)
 
 
 def rows(ps: rowraft.Client, table: str) -> np.ndarray:
@@ -206,7 +206,7 @@ def test_restored_tables_are_not_restored_again(cluster, ps, name, tmp_path):
             train(ps, {**a, "workers": 2, "resume": resume})
 
 
-def test_two_workers_in_step(cluster, ps, name):
+def test_two_workers_in_step(cluster, ps, name, tmp_path):
     """Mode sync: two workers are one with the double batch; the dense weights are on the servers."""
     a = {"job": name, "table": name, "mode": "sync", "workers": 2, "dense": True, "batches": 20, "in_flight": 2}
     with other_worker(cluster, {**a, "worker": 1}) as result:
@@ -230,14 +230,50 @@ def test_two_workers_in_step(cluster, ps, name):
         np.testing.assert_allclose(x, p.detach().flatten().numpy(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(rows(ps, name), rows(ps, name + "one"), rtol=1e-4, atol=1e-6)
     assert np.abs(rows(ps, name)).max() > 0.1
+    # Both die (-9) behind a checkpoint and resume: the run without interruption, exactly.
+    b = {**a, "job": name + "b", "table": name + "b", "in_flight": 0, "to": str(tmp_path), "lease": 60.0}
+    killed = {**b, "checkpoint_at": 3, "kill_at": 6, "sleep": 0.3}
+    with other_worker(cluster, {**killed, "worker": 0}) as one, other_worker(cluster, {**killed, "worker": 1}) as two:
+        for result in (one, two):
+            with pytest.raises(AssertionError):
+                result()
+    with other_worker(cluster, {**b, "worker": 1}) as result:
+        with pytest.warns(UserWarning, match="those of checkpoint"):
+            resumed = train(ps, {**b, "worker": 0})
+        assert 3 <= result()["start"] == resumed["start"] < 10
+    assert resumed["dense"] == mine["dense"]
+    assert np.array_equal(rows(ps, name), rows(ps, name + "b"))
 
 
-def test_bounded_staleness(cluster, ps, name):
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+def test_data_parallel(cluster, ps, name, tmp_path):
+    """Dense weights in DDP: workers that wait for each other there give their states at one step."""
+    a = {"job": name, "table": name, "workers": 2, "batches": 24, "to": str(tmp_path / "c"), "checkpoint_at": 4}
+    with other_worker(cluster, {**a, "worker": 1, "group": str(tmp_path / "g")}) as result:
+        mine = train(ps, {**a, "worker": 0, "group": str(tmp_path / "g")})
+        assert result()["dense"] == mine["dense"]
+    b = {**a, "batches": 32, "group": str(tmp_path / "h")}
+    with other_worker(cluster, {**b, "worker": 1}) as result:
+        with pytest.warns(UserWarning, match="those of checkpoint"):
+            mine = train(ps, {**b, "worker": 0})
+        other = result()
+    assert 4 <= mine["start"] == other["start"] <= 12
+    assert mine["steps"] == other["steps"] == 16 and other["dense"] == mine["dense"]
+
+
+def test_bounded_staleness(cluster, ps, name, tmp_path):
     """Mode ssp: a fast worker is at most so many steps ahead of a slow one, and no push is lost."""
     a = {"job": name, "table": name, "mode": "ssp", "workers": 2, "staleness": 3, "batches": 60, "counting": True}
+    made = []
+
+    def checkpoint(job: rt.Job, step: int) -> None:
+        if step == 10:
+            made.append(job.checkpoint(str(tmp_path)))
+
     with other_worker(cluster, {**a, "worker": 1, "sleep": 0.03}) as result:
-        fast = train(ps, {**a, "worker": 0})
+        fast = train(ps, {**a, "worker": 0}, checkpoint)
         slow = result()
+    assert made[0].result(0).rows > 0  # also while the fast worker waits for the slow one
     ahead = [t + 1 - sum(b < end for b in slow["begun"]) for t, end in enumerate(fast["ended"])]
     assert max(ahead) <= 3 and max(ahead) >= 2  # it is used
     assert (rows(ps, name)[:, 0] == -counts(batches(60))).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -58,6 +59,11 @@ def train(ps: rowraft.Client, a: dict[str, Any], hook: Any = None) -> dict[str, 
     rule = rt.SGD(lr=1.0) if counting else rt.Adagrad(lr=0.1)
     model = Net(ps, a["table"], rule)
     served = a.get("dense", False)
+    if "group" in a:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{a['group']}", rank=a["worker"], world_size=a["workers"]
+        )
+        model = torch.nn.parallel.DistributedDataParallel(model)
     opt = None if served or counting else torch.optim.Adam(model.parameters(), lr=0.01)
     job = rt.Job(
         ps, a["job"], model=model, opt=opt, mode=a.get("mode", "async"), in_flight=a.get("in_flight", 4),
@@ -88,15 +94,17 @@ def train(ps: rowraft.Client, a: dict[str, Any], hook: Any = None) -> dict[str, 
             ended.append(time.time())
             if step + 1 == a.get("checkpoint_at"):
                 made = job.checkpoint(a["to"])
-                if a.get("workers", 1) == 1:
-                    made.result(60)
-            if step + 1 == a.get("kill_at"):
+                if job.workers == 1 or job.rank > 0:
+                    assert (made.result(60) is None) == (job.rank > 0)
+            if step + 1 >= a.get("kill_at", 1 << 30) and list(pathlib.Path(a["to"]).glob("*/MANIFEST")):
                 os.kill(os.getpid(), signal.SIGKILL)
             if hook is not None:
                 hook(job, step)
             time.sleep(a.get("sleep", 0))
         if "closing" in a:
             open(a["closing"], "w").close()
+    if "group" in a:
+        torch.distributed.destroy_process_group()
     return {
         "start": start, "steps": step + 1, "begun": begun, "ended": ended, "losses": losses,
         "dense": [p.detach().flatten().tolist() for p in model.parameters()],

@@ -413,7 +413,7 @@ class Job:
 
     def _save(self) -> bytes:
         random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             random["cuda"] = torch.cuda.get_rng_state()
         out = io.BytesIO()
         torch.save(
