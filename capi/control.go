@@ -5,24 +5,15 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"crypto/sha256"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -151,6 +142,13 @@ var calls = map[string]func(context.Context, *session, []byte) (any, error){
 		}
 		return out, err
 	}),
+
+	"job_find":       request(findJob),
+	"job_enter":      request(enterJob),
+	"job_next":       request(nextStep),
+	"job_checkpoint": request(checkpointJob),
+	"job_leave":      request(leaveJob),
+	"job_park":       request(parkJob),
 }
 
 // free are the requests without a client.
@@ -266,86 +264,11 @@ func (s *session) ask(ctx context.Context, of *serverJSON) {
 	}
 }
 
-// checkpointJSON is a checkpoint that was made.
-type checkpointJSON struct {
-	ID     string `json:"id"`
-	Digest string `json:"digest"` // SHA-256 of the manifest, which has those of all files
-	Name   string `json:"name"`
-	Bytes  int64  `json:"bytes"`
-	Rows   uint64 `json:"rows"`
-	HeldNs int64  `json:"held_ns"` // the longest that a push waited for the cut
-	Note   string `json:"note"`
-}
-
-func newCheckpointJSON(manifest []byte, name, note string) (checkpointJSON, error) {
-	m, err := checkpoint.ParseManifest(manifest)
-	if err != nil {
-		return checkpointJSON{}, err
-	}
-	return checkpointJSON{m.ID, fmt.Sprintf("%x", sha256.Sum256(manifest)), name, m.Bytes(), m.Rows(), int64(m.HeldFor),
-		note}, nil
-}
-
 // sourceJSON is a checkpoint that was restored, with the tables that come from it.
 type sourceJSON struct {
 	ID      string   `json:"id"`
 	Tables  []string `json:"tables"`
 	Trained bool     `json:"trained"` // trainers of a job may have changed them since
-}
-
-// createCheckpoint makes a checkpoint. A later leader of the scheduler continues under the same operation.
-func createCheckpoint(ctx context.Context, s *session, q struct {
-	Destination string `json:"destination"`
-	Name        string `json:"name"` // "": from the time
-	Delta       bool   `json:"delta"`
-}) (any, error) {
-	req := &rowraftv1.CreateCheckpointRequest{Destination: q.Destination, Name: q.Name, Delta: q.Delta,
-		Operation: make([]byte, 16)}
-	_, _ = rand.Read(req.Operation) // never fails (crypto/rand)
-	if req.Name == "" {             // of all attempts
-		req.Name = fmt.Sprintf("%s-%x", time.Now().UTC().Format("20060102T150405Z"), req.Operation[:2])
-	}
-	const maxAttempts = 64 // that a server accepts of one operation
-	control := s.client.Control()
-	walk := control.Walk()
-	for {
-		done, err := tryCheckpoint(ctx, s, walk.Addr(), req)
-		if err == nil {
-			return newCheckpointJSON(done.GetManifest(), done.GetName(), done.GetNote())
-		}
-		lost := rowraft.CodeOf(err) == rowraft.CodeLeadershipLost || rpc.Broken(err)
-		if req.Attempt++; req.Attempt == maxAttempts || !walk.Again(ctx, err) && !(lost && ctx.Err() == nil) {
-			return nil, fmt.Errorf("checkpoint to %s: %w", q.Destination, err)
-		}
-	}
-}
-
-// tryCheckpoint makes one call to one server and returns its last message.
-func tryCheckpoint(ctx context.Context, s *session, addr string, req *rowraftv1.CreateCheckpointRequest) (
-	done *rowraftv1.CreateCheckpointReply, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(s.client.Control().Context(), cancel)()
-	conn, err := s.client.Control().Conn(addr)
-	if err != nil {
-		return nil, err
-	}
-	var stream grpc.ServerStreamingClient[rowraftv1.CreateCheckpointReply]
-	if stream, err = rowraftv1.NewCheckpointsClient(conn).CreateCheckpoint(ctx, req); err != nil {
-		return nil, rpc.FromStatus(err)
-	}
-	for {
-		reply, err := stream.Recv()
-		switch {
-		case errors.Is(err, io.EOF) && done.GetPhase() == "done":
-			return done, nil
-		case errors.Is(err, io.EOF):
-			return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
-		case err != nil:
-			return nil, rpc.FromStatus(err)
-		}
-		done = reply
-	}
 }
 
 // ticks is a time to live as ParseTicks reads it; "" is never.

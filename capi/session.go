@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -25,6 +26,8 @@ type session struct {
 	closed bool
 	tables map[rowraft.TableID]*client.Table // by handle: a table's id, which is never used again
 	scans  map[uint64]*scan
+	found  *member.Saved // what the next job resumes from; nil: it is new
+	job    *job          // that the client is in; nil: none
 }
 
 // newSession returns the number of a session.
@@ -52,8 +55,8 @@ func (s *session) close() error {
 		return nil
 	}
 	s.closed = true
-	scans := s.scans
-	s.scans = nil
+	scans, j := s.scans, s.job
+	s.scans, s.job = nil, nil
 	s.mu.Unlock()
 	for _, c := range scans {
 		c.cancel()
@@ -63,6 +66,9 @@ func (s *session) close() error {
 		err = s.client.Close()
 	}
 	s.running.Wait()
+	if j != nil {
+		j.mode.Wait()
+	}
 	sessions.remove(s.id)
 	return err
 }

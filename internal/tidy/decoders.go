@@ -100,6 +100,7 @@ var decoders = map[string]string{
 	"trainer.sameFingerprint":               "trainer.FuzzFingerprint",
 	"trainer/state.Read":                    "trainer/state.FuzzRead",
 	"trainer/state.reader.header":           "trainer/state.FuzzRead",
+	"trainer/state.reader.opaque":           "trainer/state.FuzzRead",
 	"trainer/state.reader.place":            "trainer/state.FuzzRead",
 	"trainer/state.reader.tensor":           "trainer/state.FuzzRead",
 	"wire.ParseClock":                       "wire.FuzzParseClock",

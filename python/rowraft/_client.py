@@ -38,6 +38,7 @@ class Future(Generic[T]):
         self._op = op
         self._lock = threading.Lock()
         self._value = value
+        self._text = b""  # of the library
         self._error: errors.Error | None = None
         self._write = write
         self._ended = False
@@ -57,7 +58,7 @@ class Future(Generic[T]):
             if not self._op.wait(left):
                 return False
             try:
-                self._op.result()
+                self._text = self._op.result()
             except errors.Error as e:
                 self._error = e
             self._ended = True
@@ -618,6 +619,10 @@ class Client:
             "checkpoint", _INFINITE if timeout is None else timeout, destination=destination, name=name or "",
             delta=delta,
         )  # fmt: skip
+        return self._made(v, destination)
+
+    def _made(self, v: dict[str, Any], destination: str) -> Checkpoint:
+        """Return a checkpoint from the library's JSON. It is the one that a state_dict refers to from now on."""
         self._checkpoint = Checkpoint(
             v["id"], v["digest"], v["name"], destination, v["rows"], v["bytes"], v["held_ns"] / 1e9, v["note"]
         )

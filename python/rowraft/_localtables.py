@@ -8,7 +8,7 @@ from rowraft import _lib
 from rowraft._client import Client
 
 
-class _LocalTables(Client):
+class LocalTables(Client):
     """A client whose tables are in this process. They end with it."""
 
     def __init__(self, dtype: str) -> None:
@@ -24,7 +24,7 @@ class _LocalTables(Client):
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("tables of this process cannot be pickled: another process would not have their rows")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _LocalTables:
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalTables:
         return self  # as a copy of a client has the same cluster
 
 
@@ -38,4 +38,4 @@ def local_tables(dtype: str = "float32") -> Client:
     Args:
         dtype: ``"float32"`` or ``"bfloat16"``: pulls and pushes are rounded to it, as by ``connect(dtype=…)``.
     """
-    return _LocalTables(dtype)
+    return LocalTables(dtype)

@@ -238,6 +238,11 @@ def test_training_has_the_same_bits_under_kills(cluster, local, name):
         same_runs(a, b, (losses, [b.step() for _ in range(36)]))
 
 
+def test_a_job_needs_a_cluster(local):
+    with pytest.raises(TypeError, match="client: a job needs a cluster"):
+        rt.Job(local, "job", model=Model(local, "t", rt.SGD()))
+
+
 def test_a_deep_copy_of_a_model_has_the_same_tables(local):
     model = Model(local, "t", rt.SGD(lr=0.1))
     features = batch_of(np.random.default_rng(1))

@@ -158,6 +158,28 @@ def test_a_closed_client(cluster, name):
         model.load_state_dict(state)
 
 
+def test_a_job_refers_to_its_checkpoint(cluster, ps, name, tmp_path):
+    """To the one that it made, and after resume to the one that it resumed from."""
+    model = Model(ps, name)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    with rt.Job(ps, name, model=model, opt=opt) as job:
+        job.resume()
+        model(BATCH).sum().backward()
+        opt.step()
+        job.step(0)
+        made = job.checkpoint(str(tmp_path)).result()
+        want = {"path": f"{tmp_path}/{made.name}", "id": made.id, "digest": made.digest}
+        assert made.digest == hashlib.sha256((tmp_path / made.name / "MANIFEST").read_bytes()).hexdigest()
+        assert reference(model.state_dict())["checkpoint"] == want
+    with cluster.connect() as later:
+        new = Model(later, name)
+        with rt.Job(later, name, model=new, opt=torch.optim.SGD(new.parameters(), lr=0.1)) as job:
+            with pytest.warns(UserWarning, match=made.name):
+                assert job.resume() == 1
+            assert reference(new.state_dict())["checkpoint"] == want
+            assert reference(new.state_dict())["tables"][0]["optimizer"] == "rowwise-adagrad"
+
+
 def test_distributed_checkpoint(ps, name, tmp_path):
     dcp = pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no torch.distributed.checkpoint")
     if not hasattr(dcp, "save"):

@@ -32,6 +32,7 @@ from rowraft._schema import (
 )
 from rowraft.torch._export import export
 from rowraft.torch._jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rowraft.torch._job import Job
 from rowraft.torch._modules import (
     MEAN,
     NONE,
@@ -61,6 +62,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "JaggedTensor",
+    "Job",
     "KeyedJaggedTensor",
     "KeyedTensor",
     "Momentum",

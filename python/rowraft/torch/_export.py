@@ -63,6 +63,8 @@ def export(model: nn.Module, path: str | os.PathLike[str], *, progress: Progress
     for c in collections.values():
         c.flush()
     tables = _tables(collections)
+    for client in {t._client for t in tables.values()}:  # a job has its own
+        client.flush()
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as work:
         new = pathlib.Path(work) / path.name
         new.mkdir()

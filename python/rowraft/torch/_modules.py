@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Union
+from typing import Any, Protocol, Union
 
 import numpy as np
 import torch
@@ -101,12 +101,24 @@ class _Part:
 class Prepared:
     """A batch whose rows are being pulled, from ``prepare``. It may be given to the module once."""
 
-    def __init__(self, batch: Jagged, parts: list[_Part], pull: Future[Any]) -> None:
+    def __init__(self, batch: Jagged, parts: list[_Part], pull: Future[Any] | None) -> None:
         self.batch = batch
         self._parts = parts
-        self._pull = pull
+        self._pull = pull  # None: a job pulls when the rows are used
+        self._step = 0  # of the job, when the pull began
         self._used = False
         self._of: _Collection | None = None
+
+
+class _Worker(Protocol):
+    """What a collection asks of the job that it belongs to."""
+
+    ahead: int  # batches that prefetch has read and not returned
+
+    def open(self, collection: _Collection) -> list[Table]: ...
+    def pull(self, tables: list[Table], prepared: Prepared) -> None: ...  # starts
+    def await_rows(self, tables: list[Table], prepared: Prepared) -> None: ...
+    def collect(self, table: Table, ids: np.ndarray[Any, Any], grad: np.ndarray[Any, Any]) -> None: ...
 
 
 Batch = Union[Jagged, Prepared]
@@ -125,8 +137,11 @@ class _Collection(nn.Module):
         self._in_flight = in_flight
         self._tables: list[Table] | None = None
         self._pushes: collections.deque[Future[None]] = collections.deque()
+        self._job: _Worker | None = None
 
     def _open(self) -> list[Table]:
+        if self._job is not None:
+            return self._job.open(self)
         if self._tables is None:
             self._tables = [
                 self._client.create_table(
@@ -178,9 +193,12 @@ class _Collection(nn.Module):
                 raise bad(f"values: id {int(unique[0])} of table {config.name!r} is negative")
             rows = torch.empty((unique.numel(), config.embedding_dim), dtype=torch.float32, pin_memory=values.is_cuda)
             parts.append(_Part(unique.cpu().numpy().astype(np.uint64), indices, rows))
-        pull = self._client.pull_many_async([(t, p.ids, p.rows.numpy()) for t, p in zip(tables, parts)])
-        prepared = Prepared(batch, parts, pull)
+        prepared = Prepared(batch, parts, None)
         prepared._of = self
+        if self._job is not None:
+            self._job.pull(tables, prepared)
+        else:
+            prepared._pull = self._client.pull_many_async([(t, p.ids, p.rows.numpy()) for t, p in zip(tables, parts)])
         return prepared
 
     def _rows(self, prepared: Prepared) -> Iterator[tuple[EmbeddingConfig, _Part, torch.Tensor]]:
@@ -190,11 +208,16 @@ class _Collection(nn.Module):
         if prepared._used:
             raise bad("features: this Prepared was given to the module before")
         prepared._used = True
-        self._drain(self._in_flight)
-        prepared._pull.result()
+        tables = self._open()
+        if self._job is not None:
+            self._job.await_rows(tables, prepared)
+        else:
+            self._drain(self._in_flight)
+            assert prepared._pull is not None
+            prepared._pull.result()
         device = prepared.batch.values().device
         train = self.training and torch.is_grad_enabled()
-        for table, config, part in zip(self._open(), self._configs, prepared._parts):
+        for table, config, part in zip(tables, self._configs, prepared._parts):
             rows = part.rows.to(device, non_blocking=True)
             if train and len(part.ids):
                 rows.requires_grad_()
@@ -206,6 +229,9 @@ class _Collection(nn.Module):
 
         def push(grad: torch.Tensor) -> None:
             values = grad.detach().to("cpu", torch.float32).contiguous().numpy()
+            if self._job is not None:
+                self._job.collect(table, ids, values.copy())
+                return
             if self._in_flight == 0:
                 table.push(ids, values)
                 return
@@ -310,8 +336,16 @@ def prefetch(data: Iterable[Any], module: _Collection, depth: int = 2) -> Iterat
     for batch in data:
         ahead.append(_prepare(batch, module))
         if len(ahead) > depth:
-            yield ahead.popleft()
-    yield from ahead
+            yield _first(ahead, module)
+    while ahead:
+        yield _first(ahead, module)
+
+
+def _first(ahead: collections.deque[Any], module: _Collection) -> Any:
+    batch = ahead.popleft()
+    if module._job is not None:
+        module._job.ahead = len(ahead)
+    return batch
 
 
 def _prepare(batch: Any, module: _Collection) -> Any:
