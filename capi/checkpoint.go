@@ -102,8 +102,8 @@ type receiver[R any] interface{ Recv() (R, error) }
 // maxAttempts is the number of attempts that a server accepts of one operation.
 const maxAttempts = 64
 
-// follow starts a call at the scheduler's leader and returns its last message. If the leader is lost, it starts the call
-// again at the next one; start gets the number of the attempt, from 0.
+// follow starts a call at the scheduler's leader and returns its last message. If the leader is lost, it starts the
+// call again at the next one; start gets the number of the attempt, from 0.
 func follow[R interface{ GetPhase() string }](ctx context.Context, s *session,
 	start func(context.Context, rowraftv1.CheckpointsClient, uint32) (receiver[R], error)) (done R, err error) {
 	err = untilLed(ctx, s, func(ctx context.Context, stub rowraftv1.CheckpointsClient, attempt uint32) error {
@@ -164,7 +164,9 @@ func policyOf(job string) string { return "job-" + job[:min(len(job), 56)] }
 func policies(ctx context.Context, s *session, job string) (out []*rowraftv1.PolicyStatus, err error) {
 	err = untilLed(ctx, s, func(ctx context.Context, stub rowraftv1.CheckpointsClient, _ uint32) error {
 		r, err := stub.ListPolicies(ctx, &rowraftv1.ListPoliciesRequest{})
-		out = slices.DeleteFunc(r.GetPolicies(), func(p *rowraftv1.PolicyStatus) bool { return p.GetPolicy().GetJob() != job })
+		out = slices.DeleteFunc(r.GetPolicies(), func(p *rowraftv1.PolicyStatus) bool {
+			return p.GetPolicy().GetJob() != job
+		})
 		return err
 	})
 	return out, err

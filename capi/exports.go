@@ -106,7 +106,8 @@ func move(ctx context.Context, s *session, what C.int32_t, parts []C.rowraft_seg
 }
 
 // work is an operation of the worker of a job.
-func work(ctx context.Context, s *session, what C.int32_t, parts []C.rowraft_segment, body []byte) (r result, err error) {
+func work(ctx context.Context, s *session, what C.int32_t, parts []C.rowraft_segment, body []byte) (r result,
+	err error) {
 	if what == C.ROWRAFT_JOB_STATE {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -142,8 +142,8 @@ func (q *enterRequest) inShards() bool { return q.Workers > 1 && (q.Mode == "syn
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// enterJob makes the client a worker of a job that continues where findJob has found it, and waits for the other workers
-// in modes sync and ssp.
+// enterJob makes the client a worker of a job that continues where findJob has found it. In modes sync and ssp it waits
+// for the other workers.
 func enterJob(ctx context.Context, s *session, q enterRequest) (_ any, err error) {
 	s.mu.Lock()
 	taken, saved := s.job != nil, s.found

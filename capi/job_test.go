@@ -77,9 +77,9 @@ func TestPausesOfAJob(t *testing.T) {
 				}
 				paused <- p
 			}()
-			for !j.pauses.Requested() {
-				time.Sleep(time.Millisecond)
-			}
+			requested, stop := j.pauses.UntilRequested(t.Context(), time.Minute)
+			defer stop()
+			<-requested.Done()
 			if err := j.push(0, gradients(table)); err != nil {
 				t.Fatal(err)
 			}

@@ -130,6 +130,7 @@ var noDecoders = map[string]string{
 	"capi.call":                         "JSON of the same process",
 	"capi.request":                      "JSON of the same process",
 	"capi.readMode":                     "JSON of the same process",
+	"capi.work":                         "JSON of the same process",
 	"internal/certs.readPEM":            "a file of the operator, through encoding/pem",
 	"internal/certs.parseAll":           "likewise",
 	"internal/certs.Source.authorities": "likewise",

@@ -77,24 +77,28 @@ def train(ps: rowraft.Client, a: dict[str, Any], hook: Any = None) -> dict[str, 
     begun, ended, losses, step = [], [], [], -1
     with job:
         start = job.resume(a.get("resume"))
-        for step, batch in enumerate(job.data(data), start):
-            ids, lengths, labels = batches(1, batch)[0] if a.get("shuffle") else batch
+        share = (batches(1, b)[0] if a.get("shuffle") else b for b in job.data(data))
+        ready: Any = ((bag(ids, lengths), labels) for ids, lengths, labels in share)
+        if "prefetch" in a:
+            ready = rt.prefetch(ready, model.emb, depth=a["prefetch"])
+        for step, (features, labels) in enumerate(ready, start):
             if counting:
-                model.emb(bag(ids, lengths))["f"].sum().backward()
+                model.emb(features)["f"].sum().backward()
             else:
-                loss = loss_of(model(bag(ids, lengths)), labels)
+                loss = loss_of(model(features), labels)
                 losses.append(float(loss.detach()))
                 if opt is not None:
                     opt.zero_grad()
                 loss.backward()
                 if opt is not None:
                     opt.step()
+            time.sleep(a.get("before", 0))
             begun.append(time.time())
             job.step(step)
             ended.append(time.time())
-            if step + 1 == a.get("checkpoint_at"):
+            if step + 1 == a.get("checkpoint_at") or "checkpoint_every" in a:
                 made = job.checkpoint(a["to"])
-                if job.workers == 1 or job.rank > 0:
+                if job.workers == 1 or job.rank > 0:  # the others give their states with their next steps
                     assert (made.result(60) is None) == (job.rank > 0)
             if step + 1 >= a.get("kill_at", 1 << 30) and list(pathlib.Path(a["to"]).glob("*/MANIFEST")):
                 os.kill(os.getpid(), signal.SIGKILL)
