@@ -5,23 +5,15 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -36,13 +28,19 @@ func call(ctx context.Context, s *session, body []byte) ([]byte, error) {
 	if err := json.Unmarshal(body, &name); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "request: %w", err)
 	}
-	var f func(context.Context, *session, []byte) (any, error)
-	if s == nil {
-		f = free[name.Call]
-	} else {
-		f = calls[name.Call]
+	known := calls
+	switch {
+	case s == nil:
+		known = free
+	case s.local != nil:
+		known = localCalls
 	}
-	if f == nil {
+	f := known[name.Call]
+	switch {
+	case f == nil && s != nil && s.local != nil && calls[name.Call] != nil:
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s: tables in this process have no cluster (rowraft.connect)",
+			name.Call)
+	case f == nil:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "unknown call %q", name.Call)
 	}
 	v, err := f(ctx, s, body)
@@ -77,6 +75,12 @@ type named struct {
 	Handle uint64 `json:"handle"`
 }
 
+// createJSON is a request for a table.
+type createJSON struct {
+	Schema  schemaJSON `json:"schema"`
+	ExistOK bool       `json:"exist_ok"`
+}
+
 // calls are the requests of a client.
 var calls = map[string]func(context.Context, *session, []byte) (any, error){
 	"table": request(func(ctx context.Context, s *session, q named) (any, error) {
@@ -90,10 +94,7 @@ var calls = map[string]func(context.Context, *session, []byte) (any, error){
 		tables, err := s.client.Tables(ctx)
 		return newTablesJSON(tables), err
 	}),
-	"create": request(func(ctx context.Context, s *session, q struct {
-		Schema  schemaJSON `json:"schema"`
-		ExistOK bool       `json:"exist_ok"`
-	}) (any, error) {
+	"create": request(func(ctx context.Context, s *session, q createJSON) (any, error) {
 		schema, err := q.Schema.schema()
 		if err != nil {
 			return nil, err
@@ -122,7 +123,7 @@ var calls = map[string]func(context.Context, *session, []byte) (any, error){
 		if err != nil {
 			return nil, err
 		}
-		handle, err := s.startScan(t)
+		handle, err := s.startScan(t.Dim(), t.Scan)
 		return named{Handle: handle}, err
 	}),
 	"end_scan": request(func(_ context.Context, s *session, q named) (any, error) {
@@ -133,11 +134,27 @@ var calls = map[string]func(context.Context, *session, []byte) (any, error){
 		return s.servers(ctx), nil
 	}),
 	"checkpoint": request(createCheckpoint),
+	"restored": request(func(ctx context.Context, s *session, _ nothing) (any, error) {
+		from, err := s.client.Restored(ctx)
+		out := make([]sourceJSON, len(from.Sources))
+		for i, c := range from.Sources {
+			out[i] = sourceJSON{c.ID, c.Tables, len(c.Trained) > 0}
+		}
+		return out, err
+	}),
+
+	"job_find":       request(findJob),
+	"job_enter":      request(enterJob),
+	"job_next":       request(nextStep),
+	"job_checkpoint": request(checkpointJob),
+	"job_leave":      request(leaveJob),
+	"job_park":       request(parkJob),
 }
 
 // free are the requests without a client.
 var free = map[string]func(context.Context, *session, []byte) (any, error){
-	"dial": request(dial),
+	"dial":         request(dial),
+	"local_tables": request(openLocal),
 	"close": request(func(_ context.Context, _ *session, q named) (any, error) {
 		if s, ok := sessions.get(q.Handle); ok {
 			return nil, s.close()
@@ -203,9 +220,7 @@ func dial(ctx context.Context, _ *session, q struct {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{client: c, tables: make(map[rowraft.TableID]*client.Table), scans: make(map[uint64]*scan)}
-	s.id = sessions.add(s)
-	return named{Handle: s.id}, nil
+	return named{Handle: newSession(&session{client: c, tables: make(map[rowraft.TableID]*client.Table)})}, nil
 }
 
 // forget waits until the client's map does not name a table that was dropped, so that its name is no longer found.
@@ -249,73 +264,11 @@ func (s *session) ask(ctx context.Context, of *serverJSON) {
 	}
 }
 
-// checkpointJSON is a checkpoint that was made.
-type checkpointJSON struct {
-	ID     string `json:"id"`
-	Name   string `json:"name"`
-	Bytes  int64  `json:"bytes"`
-	Rows   uint64 `json:"rows"`
-	HeldNs int64  `json:"held_ns"` // the longest that a push waited for the cut
-	Note   string `json:"note"`
-}
-
-// createCheckpoint makes a checkpoint. A later leader of the scheduler continues under the same operation.
-func createCheckpoint(ctx context.Context, s *session, q struct {
-	Destination string `json:"destination"`
-	Name        string `json:"name"` // "": from the time
-	Delta       bool   `json:"delta"`
-}) (any, error) {
-	req := &rowraftv1.CreateCheckpointRequest{Destination: q.Destination, Name: q.Name, Delta: q.Delta,
-		Operation: make([]byte, 16)}
-	_, _ = rand.Read(req.Operation) // never fails (crypto/rand)
-	if req.Name == "" {             // of all attempts
-		req.Name = fmt.Sprintf("%s-%x", time.Now().UTC().Format("20060102T150405Z"), req.Operation[:2])
-	}
-	const maxAttempts = 64 // that a server accepts of one operation
-	control := s.client.Control()
-	walk := control.Walk()
-	for {
-		done, err := tryCheckpoint(ctx, s, walk.Addr(), req)
-		if err == nil {
-			m, err := checkpoint.ParseManifest(done.GetManifest())
-			if err != nil {
-				return nil, err
-			}
-			return checkpointJSON{m.ID, done.GetName(), m.Bytes(), m.Rows(), int64(m.HeldFor), done.GetNote()}, nil
-		}
-		lost := rowraft.CodeOf(err) == rowraft.CodeLeadershipLost || rpc.Broken(err)
-		if req.Attempt++; req.Attempt == maxAttempts || !walk.Again(ctx, err) && !(lost && ctx.Err() == nil) {
-			return nil, fmt.Errorf("checkpoint to %s: %w", q.Destination, err)
-		}
-	}
-}
-
-// tryCheckpoint makes one call to one server and returns its last message.
-func tryCheckpoint(ctx context.Context, s *session, addr string, req *rowraftv1.CreateCheckpointRequest) (
-	done *rowraftv1.CreateCheckpointReply, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(s.client.Control().Context(), cancel)()
-	conn, err := s.client.Control().Conn(addr)
-	if err != nil {
-		return nil, err
-	}
-	var stream grpc.ServerStreamingClient[rowraftv1.CreateCheckpointReply]
-	if stream, err = rowraftv1.NewCheckpointsClient(conn).CreateCheckpoint(ctx, req); err != nil {
-		return nil, rpc.FromStatus(err)
-	}
-	for {
-		reply, err := stream.Recv()
-		switch {
-		case errors.Is(err, io.EOF) && done.GetPhase() == "done":
-			return done, nil
-		case errors.Is(err, io.EOF):
-			return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
-		case err != nil:
-			return nil, rpc.FromStatus(err)
-		}
-		done = reply
-	}
+// sourceJSON is a checkpoint that was restored, with the tables that come from it.
+type sourceJSON struct {
+	ID      string   `json:"id"`
+	Tables  []string `json:"tables"`
+	Trained bool     `json:"trained"` // trainers of a job may have changed them since
 }
 
 // ticks is a time to live as ParseTicks reads it; "" is never.

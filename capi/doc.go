@@ -6,7 +6,10 @@
 //	rowraft.h   the interface; fork.c   its functions, which refuse a forked child
 //	exports.go  C values ⇄ Go values
 //	operation   one call: started, waited for, cancelled
-//	session     one client with its tables and scans; control.go, schema.go: its calls in JSON
+//	session     one client with its tables and scans; control.go, checkpoint.go, schema.go: its calls in JSON
+//	job         the client as a worker of a training job (packages trainer/mode, trainer/member); jobfind.go: what it
+//	            resumes from; jobstep.go: its steps and pauses
+//	localtables.go  tables in this process in the place of a client
 //
 // # Invariants
 //

@@ -8,6 +8,7 @@ package main
 import "C"
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"slices"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 func main() {}
@@ -46,6 +48,8 @@ func rowraftGoStart(clientID C.uint64_t, what C.int32_t, segments *C.rowraft_seg
 			n, err := s.next(ctx, uint64(p.table), slice[rowraft.Key](unsafe.Pointer(p.keys), p.n),
 				func(dim int) []float32 { return slice[float32](unsafe.Pointer(p.values), p.n*C.int64_t(dim)) })
 			return result{rows: n}, err
+		case what >= C.ROWRAFT_JOB_PULL && what <= C.ROWRAFT_JOB_FINISH:
+			return work(ctx, s, what, parts, body)
 		}
 		return result{}, move(ctx, s, what, parts, body)
 	})
@@ -65,6 +69,9 @@ func guard(out *C.rowraft_status) {
 
 // move pulls, pushes, assigns or deletes.
 func move(ctx context.Context, s *session, what C.int32_t, parts []C.rowraft_segment, body []byte) (err error) {
+	if s.local != nil {
+		return moveLocal(ctx, s.local, what, parts, body)
+	}
 	segs := make([]client.Segment, len(parts))
 	for i := range parts {
 		p := &parts[i]
@@ -96,6 +103,57 @@ func move(ctx context.Context, s *session, what C.int32_t, parts []C.rowraft_seg
 		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "unknown operation %d with %d segments", what, len(parts))
 	}
 	return err
+}
+
+// work is an operation of the worker of a job.
+func work(ctx context.Context, s *session, what C.int32_t, parts []C.rowraft_segment, body []byte) (r result,
+	err error) {
+	if what == C.ROWRAFT_JOB_STATE {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.found != nil {
+			r.text = s.found.State.Opaque
+		}
+		return r, nil
+	}
+	j, err := s.worker()
+	if err != nil {
+		return r, err
+	}
+	if what == C.ROWRAFT_JOB_HOLD || what == C.ROWRAFT_JOB_FINISH {
+		if len(parts) != 1 {
+			return r, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d segments, want the state", len(parts))
+		}
+		opaque := bytes.Clone(slice[byte](unsafe.Pointer(parts[0].values), parts[0].n)) // a checkpoint reads it later
+		if what == C.ROWRAFT_JOB_HOLD {
+			return r, j.hold(ctx, opaque)
+		}
+		return r, j.finish(opaque)
+	}
+	segs := make([]tables.Segment, len(parts))
+	for i := range parts {
+		p := &parts[i]
+		t, err := s.table(rowraft.TableID(p.table))
+		if err != nil {
+			return r, err
+		}
+		segs[i] = tables.Segment{Table: t.Schema().ID, Dim: t.Dim(), Keys: slice[rowraft.Key](unsafe.Pointer(p.keys), p.n),
+			Values: slice[float32](unsafe.Pointer(p.values), p.n*C.int64_t(t.Dim())), LR: float32(p.lr)}
+	}
+	if err := ascending(segs); err != nil {
+		return r, err
+	}
+	if what == C.ROWRAFT_JOB_PULL {
+		stale, err := j.pull(ctx, segs)
+		return result{rows: int(stale)}, err
+	}
+	var q struct {
+		Step int64 `json:"step"`
+	}
+	if err := json.Unmarshal(body, &q); err != nil {
+		return r, rowraft.Errorf(rowraft.CodeInvalidArgument, "request of a step: %w", err)
+	}
+	return r, j.push(q.Step, segs)
 }
 
 // readMode reads the request of a pull: {"mode": "bounded", "max_age_ms": 1000}; without one it is a leader read.

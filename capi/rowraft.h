@@ -24,7 +24,15 @@ enum {
 	ROWRAFT_ASSIGN = 3, /* sets values as weights */
 	ROWRAFT_DELETE = 4, /* removes the rows of keys */
 	ROWRAFT_NEXT = 5,   /* fills one segment with the next rows of a scan; its table is the scan's handle */
-	ROWRAFT_CALL = 6    /* anything else: request and result are JSON */
+	ROWRAFT_CALL = 6,   /* anything else: request and result are JSON */
+
+	/* Of a client that is a worker of a training job. Keys are strictly ascending. */
+	ROWRAFT_JOB_PULL = 7,  /* fills values for the next step, as the job's mode does; rows: steps by which they lag */
+	ROWRAFT_JOB_PUSH = 8,  /* pushes the gradients of a step, exactly once, as the job's mode does */
+	ROWRAFT_JOB_STATE = 9, /* the text is the state to resume from, bytes; none: the job is new */
+	ROWRAFT_JOB_HOLD = 10, /* gives the worker's state, n bytes at values of one segment, and waits until the
+	                          checkpoint that wants it lets the worker continue */
+	ROWRAFT_JOB_FINISH = 11 /* gives its last state in the same way */
 };
 
 /* state of an operation. */
@@ -54,7 +62,7 @@ typedef struct {
 	int32_t code;          /* of ROWRAFT_FAILED */
 	int32_t maybe_applied; /* of ROWRAFT_FAILED: 1 if a write may still take effect */
 	int32_t reserved;
-	int64_t rows;          /* of ROWRAFT_NEXT: rows that were filled in; 0 at the end of the scan */
+	int64_t rows;          /* of ROWRAFT_NEXT: rows that were filled in; 0 at the end of the scan. See ROWRAFT_JOB_PULL */
 	int64_t text_bytes;    /* UTF-8, without a final 0: the result of a call, or the text of an error */
 } rowraft_status;
 

@@ -15,6 +15,8 @@ type initJSON struct {
 	High float32 `json:"high,omitempty"`
 	Mean float32 `json:"mean,omitempty"`
 	Std  float32 `json:"std,omitempty"`
+
+	NameHash uint64 `json:"name_hash,omitempty"` // in an answer: optim.Init takes it with the seed
 }
 
 // schemaJSON is a table's schema. In a request, constants of the optimizer that are missing have their defaults.
@@ -111,9 +113,9 @@ func newTableJSON(s rowraft.Schema) tableJSON {
 	}
 	switch i.Kind {
 	case rowraft.InitUniform:
-		t.Init.Low, t.Init.High = i.A, i.B
+		t.Init.Low, t.Init.High, t.Init.NameHash = i.A, i.B, i.NameHash
 	case rowraft.InitNormal:
-		t.Init.Mean, t.Init.Std = i.A, i.B
+		t.Init.Mean, t.Init.Std, t.Init.NameHash = i.A, i.B, i.NameHash
 	}
 	for _, name := range constants {
 		if o.Kind.Has(name) {

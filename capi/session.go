@@ -11,18 +11,30 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/member"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
-// session is a client with what C holds of it.
+// session is a client with what C holds of it, or tables in this process in its place.
 type session struct {
 	id      uint64
 	client  *client.Client
+	local   *tables.Local  // instead of client
 	running sync.WaitGroup // operations and scans; enter adds to it
 
 	mu     sync.Mutex
 	closed bool
 	tables map[rowraft.TableID]*client.Table // by handle: a table's id, which is never used again
 	scans  map[uint64]*scan
+	found  *member.Saved // what the next job resumes from; nil: it is new
+	job    *job          // that the client is in; nil: none
+}
+
+// newSession returns the number of a session.
+func newSession(s *session) uint64 {
+	s.scans = make(map[uint64]*scan)
+	s.id = sessions.add(s)
+	return s.id
 }
 
 // enter begins an operation, or returns false because the client is closed.
@@ -43,14 +55,20 @@ func (s *session) close() error {
 		return nil
 	}
 	s.closed = true
-	scans := s.scans
-	s.scans = nil
+	scans, j := s.scans, s.job
+	s.scans, s.job = nil, nil
 	s.mu.Unlock()
 	for _, c := range scans {
 		c.cancel()
 	}
-	err := s.client.Close()
+	var err error
+	if s.client != nil {
+		err = s.client.Close()
+	}
 	s.running.Wait()
+	if j != nil {
+		j.mode.Wait()
+	}
 	sessions.remove(s.id)
 	return err
 }
@@ -95,10 +113,11 @@ type message struct {
 
 var errScanEnds = errors.New("the scan was closed")
 
-// startScan starts to read the rows of a table.
-func (s *session) startScan(t *client.Table) (handle uint64, err error) {
+// startScan starts to read the rows of a table with this dim, with Table.Scan or the like.
+func (s *session) startScan(dim int, read func(context.Context, func([]rowraft.Key, []float32) error) error) (
+	handle uint64, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &scan{dim: t.Dim(), cancel: cancel, rows: make(chan message), taken: make(chan struct{}),
+	c := &scan{dim: dim, cancel: cancel, rows: make(chan message), taken: make(chan struct{}),
 		ended: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +132,7 @@ func (s *session) startScan(t *client.Table) (handle uint64, err error) {
 		defer s.running.Done()
 		defer close(c.ended)
 		c.err = protect(func() (result, error) {
-			return result{}, t.Scan(ctx, func(keys []rowraft.Key, weights []float32) error {
+			return result{}, read(ctx, func(keys []rowraft.Key, weights []float32) error {
 				select {
 				case c.rows <- message{keys, weights}:
 				case <-ctx.Done():

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"cmp"
 	"encoding/binary"
 	"slices"
 
@@ -169,50 +168,6 @@ func plan(m *clustermap.Map, segs []Segment, perRow func(*Segment) load, limit l
 				o.used = load{used.sent + n*per.sent, used.received + n*per.received}
 				o.rows += n
 				mine = mine[n:]
-			}
-		}
-	}
-	return out
-}
-
-// normalize returns s with strictly ascending keys. It sums the values of a repeated key in the order of
-// s.Keys or, for an assign, keeps the last one. The caller's slices do not change.
-func normalize(s Segment, op wire.Op) Segment {
-	ascending := true
-	for i := 1; i < len(s.Keys) && ascending; i++ {
-		ascending = s.Keys[i] > s.Keys[i-1]
-	}
-	if ascending {
-		return s
-	}
-	if op == wire.OpDelete {
-		s.Keys = slices.Clone(s.Keys)
-		slices.Sort(s.Keys)
-		s.Keys = slices.Compact(s.Keys)
-		return s
-	}
-	order := make([]int32, len(s.Keys))
-	for i := range order {
-		order[i] = int32(i)
-	}
-	slices.SortFunc(order, func(a, b int32) int {
-		return cmp.Or(cmp.Compare(s.Keys[a], s.Keys[b]), cmp.Compare(a, b))
-	})
-	out := Segment{Table: s.Table, LR: s.LR, Keys: make([]rowraft.Key, 0, len(s.Keys)),
-		Values: make([]float32, 0, len(s.Values))}
-	for _, i := range order {
-		k, row := s.Keys[i], s.row(i)
-		last := len(out.Keys) - 1
-		switch {
-		case last < 0 || out.Keys[last] != k:
-			out.Keys = append(out.Keys, k)
-			out.Values = append(out.Values, row...)
-		case op == wire.OpAssign:
-			copy(out.row(int32(last)), row)
-		default:
-			sum := out.row(int32(last))
-			for d, v := range row {
-				sum[d] += v
 			}
 		}
 	}

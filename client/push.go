@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 
 	"github.com/rowraft/rowraft"
@@ -106,15 +105,18 @@ func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error)
 	return c.results(ctx, batches)
 }
 
-// planPush checks segs and cuts them into requests with strictly ascending keys (see normalize).
+// planPush checks segs and cuts them into requests with strictly ascending keys (wire.Ascending).
 func planPush(m *clustermap.Map, op wire.Op, segs []Segment, dtype rowraft.DType) ([]request, error) {
 	ready := make([]Segment, len(segs))
 	for i := range segs {
 		if err := segs[i].check(op); err != nil {
 			return nil, err
 		}
-		ready[i] = normalize(segs[i], op)
-		if err := ready[i].checkNumbers(dtype); err != nil { // after normalize: a sum of finite gradients may be infinite
+		schema := &segs[i].Table.schema
+		keys, values := wire.Ascending(op, segs[i].Keys, segs[i].Values, schema.Dim)
+		ready[i] = Segment{Table: segs[i].Table, Keys: keys, Values: values, LR: segs[i].LR}
+		// After Ascending: a sum of finite gradients may be infinite.
+		if err := wire.CheckNumbers(schema.Name, keys, values, schema.Dim, segs[i].LR, dtype); err != nil {
 			return nil, err
 		}
 		for j := range i {
@@ -132,34 +134,6 @@ func planPush(m *clustermap.Map, op wire.Op, segs []Segment, dtype rowraft.DType
 		perRow = func(*Segment) load { return load{sent: 8} }
 	}
 	return plan(m, ready, perRow, load{sent: batchBytes}), nil
-}
-
-// infinite32 and infinite16 are the bits, without sign, of the smallest value that is not finite: as
-// float32, and after rounding to bfloat16.
-const (
-	infinite32 = 0x7f800000
-	infinite16 = 0x7f7f8000
-)
-
-// checkNumbers refuses numbers that a shard would refuse. The shard would be too late: it refuses one batch,
-// while other batches of the push may be applied already.
-func (s *Segment) checkNumbers(dtype rowraft.DType) error {
-	d, infinite := s.Table.schema.Dim, uint32(infinite32)
-	if dtype == rowraft.BFloat16 {
-		infinite = infinite16
-	}
-	for i, v := range s.Values {
-		if math.Float32bits(v)&^(1<<31) >= infinite {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument,
-				"table %s: key %d, dimension %d is %v: gradients and weights must be finite as %s", s.Table.schema.Name,
-				s.Keys[i/d], i%d, v, dtype)
-		}
-	}
-	if !(s.LR >= 0) || s.LR-s.LR != 0 {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: learning rate %v: want a finite number ≥ 0",
-			s.Table.schema.Name, s.LR)
-	}
-	return nil
 }
 
 // results waits for the results of all batches. If ctx ends first, the outcome is unknown. The client continues

@@ -79,7 +79,7 @@ func TestCheckpointsOfACertificate(t *testing.T) {
 	for _, tc := range []struct {
 		who          string
 		stub         rowraftv1.CheckpointsClient
-		create       bool // CreateCheckpoint, RunPolicy
+		create       bool // CreateCheckpoint, and policies of other owners
 		restore      bool
 		list         bool
 		set, setEvil bool // a policy of job ctr, to an allowed destination and to another one
@@ -111,11 +111,16 @@ func TestCheckpointsOfACertificate(t *testing.T) {
 		check("lists policies", tc.list, err)
 		_, err = tc.stub.SetPolicy(l.ctx, spec(name, l.allowed+"/"+name, "ctr"))
 		check("sets a policy", tc.set, err)
-		_, err = tc.stub.RunPolicy(l.ctx, &rowraftv1.RunPolicyRequest{Name: name})
-		if tc.create { // the job has no trainer, so no checkpoint is made; but the call is allowed
+		if tc.set {
+			_, err = tc.stub.RunPolicy(l.ctx, &rowraftv1.RunPolicyRequest{Name: name})
+			// The job has no trainer, so no checkpoint is made; but the call is allowed.
+			check("runs its policy", true, unlessDenied(err))
+		}
+		_, err = tc.stub.RunPolicy(l.ctx, &rowraftv1.RunPolicyRequest{Name: "an-admin"})
+		if tc.create {
 			err = unlessDenied(err)
 		}
-		check("runs a policy", tc.create, err)
+		check("runs the policy of an admin", tc.create, err)
 		_, err = tc.stub.SetPolicy(l.ctx, spec(name+"-evil", l.evil, "ctr"))
 		check("sets a policy to another destination", tc.setEvil, err)
 		if !tc.set {

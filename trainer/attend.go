@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 
 	"github.com/rowraft/rowraft"
@@ -22,7 +21,7 @@ import (
 func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 	onMembers func(jobs.Members)) (*jobs.Stream, error) {
 	a := jobs.Registration{
-		Pause: j.pauseFor, Beat: j.beat, Announces: j.pausePoint.Paced(),
+		Pause: j.pausePoint.Serve(j.splits.Reached), Beat: j.beat, Announces: j.pausePoint.Paced(),
 		Destinations: j.cfg.Checkpoint.WhenParked(),
 	}
 	for _, t := range j.ownTables() {
@@ -55,23 +54,6 @@ func setMembers(j *Job, m jobs.Members) {
 	if g, ok := j.mode.(*mode.Geo); ok { // a share of the mean of those that train now
 		g.SetShare(j.cfg.Geo.share(j.ramp.turn.Load().trainers))
 	}
-}
-
-// pauseFor is the Pause function of the client.
-func (j *Job) pauseFor(ctx context.Context, agree jobs.Agree) (*jobs.Paused, error) {
-	p, release, err := j.pausePoint.Request(ctx, agree)
-	if err != nil {
-		return nil, err
-	}
-	s, parts := p.State, j.splits.Reached()
-	for i := range parts { // what was read ahead is not trained
-		parts[i].Read = parts[i].Acknowledged
-	}
-	return &jobs.Paused{Step: s.Step, Size: s.Size(), Splits: parts, Boundary: p.Boundary(), Release: release,
-		Write: func(w io.Writer) error {
-			_, err := s.WriteTo(w)
-			return err
-		}}, nil
 }
 
 // RunOn is Run on a cluster. It requires that [Enter] has entered the job. It resumes from s unless s is nil, takes

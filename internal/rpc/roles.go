@@ -84,7 +84,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Checkpoints/SetPolicy":         runs, // a job may have a policy
 	"/rowraft.v1.Checkpoints/DeletePolicy":      runs,
 	"/rowraft.v1.Checkpoints/ListPolicies":      runs,
-	"/rowraft.v1.Checkpoints/RunPolicy":         operators,
+	"/rowraft.v1.Checkpoints/RunPolicy":         runs, // a trainer: its own policy
 
 	"/rowraft.v1.Sweeps/ShrinkTable": operators,
 

@@ -15,6 +15,7 @@
 
 from rowraft._client import Checkpoint, Client, Future, Server, Table, connect
 from rowraft._local import LocalCluster, LocalServer, local
+from rowraft._localtables import local_tables
 from rowraft._schema import (
     FTRL,
     SGD,
@@ -102,4 +103,5 @@ __all__ = [
     "__version__",
     "connect",
     "local",
+    "local_tables",
 ]

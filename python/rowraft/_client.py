@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Optional, TypeVar, Union, cast
+from typing import Any, Generic, Optional, TypeVar, Union, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class Future(Generic[T]):
         self._op = op
         self._lock = threading.RLock()  # a signal handler may interrupt a wait, and wait
         self._value = value
+        self._text = b""  # of the library
         self._error: errors.Error | None = None
         self._write = write
         self._ended = False
@@ -60,7 +61,7 @@ class Future(Generic[T]):
             if self._ended:  # in a signal handler
                 return True
             try:
-                self._op.result()
+                self._text = self._op.result()
             except errors.Error as e:
                 self._error = e
             self._ended = True
@@ -309,6 +310,21 @@ class Table:
                 self._client._call("end_scan", 1.0, handle=scan)
 
 
+def check_table(
+    name: object, dim: object, optimizer: object, init: object, admit: object, dim_name: str = "dim"
+) -> None:
+    """Raise TypeError for an argument of a table that is of another type; the library checks the values."""
+    for argument, value, kind, want in (
+        ("name", name, str, "a str"),
+        (dim_name, dim, int, "an int"),
+        ("optimizer", optimizer, (Optimizer, type(None)), "one of rowraft, as rowraft.Adam(lr=0.01)"),
+        ("init", init, (*get_args(Initializer), type(None)), "rowraft.Zeros(), Uniform(…) or Normal(…)"),
+        ("admit", admit, (*get_args(Admission), type(None)), "rowraft.Count(n) or rowraft.Probability(p)"),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{argument}: {value!r} of table {name!r}: want {want}")
+
+
 Part = Union[tuple[Table, Keys], tuple[Table, Keys, Optional[Rows]]]
 
 
@@ -348,6 +364,7 @@ class Client:
         self._finalizer: Callable[[], object] | None = None
         self._pending: collections.deque[Future[Any]] = collections.deque()
         self._failed: Future[Any] | None = None  # the first write whose error nothing has raised
+        self._checkpoint: Checkpoint | None = None  # the last one that this client made, or a job resumed from
 
     def __repr__(self) -> str:
         return f"<rowraft.Client {','.join(map(str, self._endpoints))}{' closed' if self._closed else ''}>"
@@ -389,15 +406,19 @@ class Client:
         _lib.load()  # raises in a forked child, before a lock that another thread may have held
         with self._lock:
             if not self._id and not self._closed:
-                self._id = _lib.call(
-                    "dial", timeout=self._timeout, endpoints=self._endpoints, certs=self._certs, dtype=self._dtype,
-                    in_flight=min(self._in_flight, 512),
-                )["handle"]  # fmt: skip
+                self._id = self._dial()
                 self._finalizer = weakref.finalize(self, _close, self._id)
             if self._closed:  # meanwhile
                 self.close()
                 raise errors.ClosedError("the client is closed", errors.Code.CLOSING)
             return self._id
+
+    def _dial(self) -> int:
+        v = _lib.call(
+            "dial", timeout=self._timeout, endpoints=self._endpoints, certs=self._certs, dtype=self._dtype,
+            in_flight=min(self._in_flight, 512),
+        )  # fmt: skip
+        return cast(int, v["handle"])
 
     def _limit(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout
@@ -480,9 +501,11 @@ class Client:
             timeout: seconds; None: the client's.
 
         Raises:
+            TypeError: an argument has another type.
             InvalidArgumentError: the shape is not possible.
             TableExistsError: there is a table of that name, with another shape or without exist_ok.
         """
+        check_table(name, dim, optimizer, init, admit)
         rule = optimizer or RowwiseAdagrad()
         schema = {
             "name": name, "kind": "sparse", "dim": dim, "init": (init or Uniform()).encode(), "optimizer": rule.kind,
@@ -607,7 +630,18 @@ class Client:
             "checkpoint", _INFINITE if timeout is None else timeout, destination=destination, name=name or "",
             delta=delta,
         )  # fmt: skip
-        return Checkpoint(v["id"], v["name"], destination, v["rows"], v["bytes"], v["held_ns"] / 1e9, v["note"])
+        return self._made(v, destination)
+
+    def _made(self, v: dict[str, Any], destination: str) -> Checkpoint:
+        """Return a checkpoint from the library's JSON. It is the one that a state_dict refers to from now on."""
+        self._checkpoint = Checkpoint(
+            v["id"], v["digest"], v["name"], destination, v["rows"], v["bytes"], v["held_ns"] / 1e9, v["note"]
+        )
+        return self._checkpoint
+
+    def _restored(self, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Return the checkpoints that tables come from: id, tables, and whether a job has trained them since."""
+        return cast("list[dict[str, Any]]", self._call("restored", timeout))
 
     def servers(self, *, timeout: float | None = None) -> list[Server]:
         """Return the servers of the cluster, by name."""
@@ -618,17 +652,24 @@ class Client:
 class Checkpoint:
     """A checkpoint that was made.
 
+    ``id`` is that of the cut. ``digest`` is the SHA-256 of the file MANIFEST, which has the checksums of all others.
     ``held`` is the longest time in seconds that a push waited for the cut. ``note`` is why the checkpoint is full, if a
     delta was requested.
     """
 
     id: str
+    digest: str
     name: str
     destination: str
     rows: int
     bytes: int
     held: float
     note: str
+
+    @property
+    def path(self) -> str:
+        """What ``rowraft checkpoint restore`` takes."""
+        return f"{self.destination.rstrip('/')}/{self.name}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from rowraft import errors
 
 ABI = 1
 PULL, PUSH, ASSIGN, DELETE, NEXT, CALL = 1, 2, 3, 4, 5, 6
+JOB_PULL, JOB_PUSH, JOB_STATE, JOB_HOLD, JOB_FINISH = 7, 8, 9, 10, 11
 _RUNNING, _DONE, _FAILED = 0, 1, 2
 _FORKED, _ENDED = -1, -2
 

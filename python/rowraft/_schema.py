@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Union
+
+from rowraft import errors
 
 
 class Optimizer:
@@ -23,10 +26,19 @@ class Optimizer:
             value = getattr(self, f.name)
             if value is None:
                 continue
-            if f.name == "betas":
-                out["beta1"], out["beta2"] = (float(b) for b in value)
-            else:
-                out[self._renamed.get(f.name, f.name)] = float(value)
+            try:
+                if f.name == "betas":
+                    out["beta1"], out["beta2"] = (float(b) for b in value)
+                else:
+                    out[self._renamed.get(f.name, f.name)] = float(value)
+            except (TypeError, ValueError):
+                want = "two numbers" if f.name == "betas" else "a number"
+                raise TypeError(f"optimizer: {f.name} {value!r} of {type(self).__name__}: want {want}") from None
+            if not all(map(math.isfinite, out.values())):
+                raise errors.InvalidArgumentError(
+                    f"optimizer: {f.name} {value} of {type(self).__name__}: want a finite number",
+                    errors.Code.INVALID_ARGUMENT,
+                )
         return out
 
 

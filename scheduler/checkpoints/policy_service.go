@@ -86,9 +86,12 @@ func (c *Service) DeletePolicy(ctx context.Context,
 			DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})
 }
 
-// RunPolicy makes the next checkpoint of a policy now.
+// RunPolicy makes the next checkpoint of a policy now. A trainer may run its own policies.
 func (c *Service) RunPolicy(ctx context.Context, req *rowraftv1.RunPolicyRequest) (*rowraftv1.RunPolicyReply, error) {
 	if err := c.lead.InSync(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.mayChange(rpc.CallerOf(ctx), req.GetName()); err != nil {
 		return nil, err
 	}
 	if err := c.runPolicyNow(ctx, req.GetName()); err != nil {

@@ -2,6 +2,7 @@ package member
 
 import (
 	"context"
+	"io"
 	"sync"
 	"time"
 
@@ -88,6 +89,30 @@ func (g *PausePoint) Request(ctx context.Context, agree jobs.Agree) (p *Pause, r
 		return nil, nil, p.err
 	}
 	return p, release, nil
+}
+
+// Serve returns the function Pause of a trainer's registration. reached returns how far the trainer is in its splits of
+// the data; nil: it has a fixed share.
+func (g *PausePoint) Serve(reached func() []jobs.SplitReached) func(context.Context, jobs.Agree) (*jobs.Paused, error) {
+	return func(ctx context.Context, agree jobs.Agree) (*jobs.Paused, error) {
+		p, release, err := g.Request(ctx, agree)
+		if err != nil {
+			return nil, err
+		}
+		s := p.State
+		out := &jobs.Paused{Step: s.Step, Size: s.Size(), Boundary: p.Boundary(), Release: release,
+			Write: func(w io.Writer) error {
+				_, err := s.WriteTo(w)
+				return err
+			}}
+		if reached != nil {
+			out.Splits = reached()
+		}
+		for i := range out.Splits { // what was read ahead is not trained
+			out.Splits[i].Read = out.Splits[i].Acknowledged
+		}
+		return out, nil
+	}
 }
 
 func (g *PausePoint) add(together bool) *Pause {

@@ -21,7 +21,8 @@ type Saved struct {
 	ID    string // of the checkpoint
 	State *state.State
 	// Tables are the tables in the checkpoint.
-	Tables []rowraft.Schema
+	Tables   []rowraft.Schema
+	Manifest *checkpoint.Manifest
 }
 
 // ReadSaved reads the state of one trainer from the checkpoint at path.
@@ -62,7 +63,7 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 		// The weights are shared by all trainers of the job, the counters are those of one.
 		st.Rank, st.Ended, st.Step, st.Examples, st.Skipped, st.Acknowledged = rank, false, 0, 0, 0, 0
 	}
-	s = &Saved{Path: path, ID: m.ID, State: st}
+	s = &Saved{Path: path, ID: m.ID, State: st, Manifest: m}
 	for _, t := range m.Tables {
 		s.Tables = append(s.Tables, t.Schema)
 	}
@@ -200,13 +201,13 @@ func (q *Resume) State(ctx context.Context, c *client.Client) (*Saved, error) {
 	}
 	source := from.Of(q.Table)
 	if source.ID == "" || slices.Contains(source.Trained, client.Trainer{Job: q.Job, Rank: q.Rank}) {
-		return nil, q.canStart(&from, holdsRows(ctx, c))
+		return nil, q.canStart(&from, HoldsRows(ctx, c))
 	}
 	s, err := ReadSaved(ctx, source.Destination+"/"+source.Name, q.Job, q.Rank)
 	switch {
 	case rowraft.CodeOf(err) == rowraft.CodeNotFound:
 		// The checkpoint has no state of this trainer; the tables may come from elsewhere.
-		return nil, q.canStart(&from, holdsRows(ctx, c))
+		return nil, q.canStart(&from, HoldsRows(ctx, c))
 	case err == nil && s.ID != source.ID:
 		return nil, rowraft.Errorf(rowraft.CodePrecondition,
 			"the cluster's tables come from another checkpoint than %s: it has been made again since", s.Path)
@@ -235,9 +236,9 @@ func (q *Resume) canStart(now *client.Restored, holds func(table string) (bool, 
 	return nil
 }
 
-// holdsRows returns a function that asks the shards whether a table holds any row. The counts in the cluster's
+// HoldsRows returns a function that asks the shards whether a table holds any row. The counts in the cluster's
 // status come with heartbeats, which are too old for this decision.
-func holdsRows(ctx context.Context, c *client.Client) func(string) (bool, error) {
+func HoldsRows(ctx context.Context, c *client.Client) func(string) (bool, error) {
 	return func(table string) (bool, error) {
 		t, err := c.Table(ctx, table)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {

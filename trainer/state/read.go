@@ -77,6 +77,11 @@ func Read(src io.Reader) (*State, error) {
 			return nil, corrupt("step %d of the job", s.JobStep)
 		}
 	}
+	if s.Opaque != nil { // it was announced
+		if s.Opaque, err = r.opaque(); err != nil {
+			return nil, err
+		}
+	}
 	for range tensors {
 		t, err := r.tensor()
 		if err != nil {
@@ -129,8 +134,8 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	}
 	flags, job, config := le.Uint16(b[10:]), le.Uint32(b[56:]), le.Uint32(b[60:])
 	positions, tensors = le.Uint32(b[20:]), le.Uint32(b[64:])
-	hasPlace, hasStep := flags&flagPlace != 0, flags&flagJobStep != 0
-	if flags&^(flagEnded|flagPlace|flagJobStep) != 0 || job > maxJob || config > maxConfig ||
+	known := uint16(flagEnded | flagPlace | flagJobStep | flagOpaque)
+	if flags&^known != 0 || job > maxJob || config > maxConfig ||
 		positions > maxPositions || tensors > maxTensors {
 		return nil, 0, 0, corrupt("flags %x, %d and %d bytes of text, %d positions, %d tensors", flags, job, config,
 			positions, tensors)
@@ -140,11 +145,14 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 		Step: int64(le.Uint64(b[24:])), Examples: int64(le.Uint64(b[32:])),
 		Skipped: int64(le.Uint64(b[40:])), Acknowledged: int64(le.Uint64(b[48:])),
 	}
-	if hasPlace {
+	if flags&flagPlace != 0 {
 		s.Place = new(Place)
 	}
-	if hasStep {
+	if flags&flagJobStep != 0 {
 		s.JobStep = 1 // until it is read
+	}
+	if flags&flagOpaque != 0 {
+		s.Opaque = []byte{} // until it is read
 	}
 	text, err := r.take(int(job + config))
 	if err != nil {
@@ -170,6 +178,25 @@ func (r *reader) place(p *Place) error {
 	}
 	p.Name = string(b)
 	return nil
+}
+
+// opaque reads in chunks, because the checksum comes behind the length and the bytes.
+func (r *reader) opaque() (out []byte, err error) {
+	b, err := r.take(8)
+	if err != nil {
+		return nil, err
+	}
+	left := le.Uint64(b)
+	if left < 1 || left > maxOpaque {
+		return nil, corrupt("%d bytes of opaque state", left)
+	}
+	for left > 0 {
+		if b, err = r.take(int(min(left, 4*chunkValues))); err != nil {
+			return nil, err
+		}
+		out, left = append(out, b...), left-uint64(len(b))
+	}
+	return out, nil
 }
 
 func (r *reader) tensor() (t Tensor, err error) {

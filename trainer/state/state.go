@@ -20,6 +20,7 @@ const (
 	flagEnded   = 1
 	flagPlace   = 2
 	flagJobStep = 4
+	flagOpaque  = 8
 	placeBytes  = 32
 
 	maxPlace     = 1024 // bytes of a name
@@ -30,6 +31,7 @@ const (
 	maxTensor    = 256 // bytes of a name
 	maxDims      = 8
 	maxValues    = 1 << 40
+	maxOpaque    = 1 << 40 // bytes
 )
 
 var (
@@ -50,7 +52,9 @@ type State struct {
 	Config         []byte
 	Positions      []Position
 	Place          *Place // in a followed stream; nil: none
-	Tensors        []Tensor
+	// Opaque is what a trainer of another program keeps in a form of its own, for example in rowraft.torch; nil: none.
+	Opaque  []byte
+	Tensors []Tensor
 }
 
 // Position is a position in one share of the data.
@@ -97,6 +101,9 @@ func (s *State) Size() int64 {
 	if s.JobStep > 0 {
 		n += 8
 	}
+	if len(s.Opaque) > 0 {
+		n += 8 + len(s.Opaque)
+	}
 	for _, t := range s.Tensors {
 		n += 8 + 8*len(t.Shape) + len(t.Name) + 4*len(t.Values)
 	}
@@ -130,8 +137,13 @@ func (s *State) WriteTo(dst io.Writer) (int64, error) {
 	if s.JobStep > 0 {
 		head = le.AppendUint64(head, uint64(s.JobStep))
 	}
-	if _, err := w.Write(head); err != nil {
-		return 0, err
+	if len(s.Opaque) > 0 {
+		head = le.AppendUint64(head, uint64(len(s.Opaque)))
+	}
+	for _, b := range [][]byte{head, s.Opaque} {
+		if _, err := w.Write(b); err != nil {
+			return 0, err
+		}
 	}
 	for i := range s.Tensors {
 		if err := s.Tensors[i].write(w); err != nil {
@@ -154,6 +166,9 @@ func (s *State) header() []byte {
 	}
 	if s.JobStep > 0 {
 		flags |= flagJobStep
+	}
+	if len(s.Opaque) > 0 {
+		flags |= flagOpaque
 	}
 	b := append(make([]byte, 0, headerBytes+len(s.Job)+len(s.Config)+24*len(s.Positions)), magic...)
 	b = le.AppendUint16(b, Version)

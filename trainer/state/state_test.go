@@ -43,6 +43,14 @@ func goldenStep() *State {
 	}
 }
 
+// goldenOpaque is what it says of a trainer of another program.
+func goldenOpaque() *State {
+	return &State{
+		Job: "ctr", Trainers: 1, Step: 12, JobStep: 15, Acknowledged: 12, Config: []byte(`{"mode":"sync"}`),
+		Opaque: []byte{0x80, 2, '}', 'q', 0, '.'},
+	}
+}
+
 func goldenBytes(t testing.TB) []byte { return testutil.GoldenHex(t, "testdata/state.hex") }
 
 func encode(t testing.TB, s *State) []byte {
@@ -59,7 +67,8 @@ func encode(t testing.TB, s *State) []byte {
 }
 
 func TestGoldenBytes(t *testing.T) {
-	for name, s := range map[string]*State{"state.hex": golden(), "place.hex": goldenPlace(), "step.hex": goldenStep()} {
+	for name, s := range map[string]*State{"state.hex": golden(), "place.hex": goldenPlace(), "step.hex": goldenStep(),
+		"opaque.hex": goldenOpaque()} {
 		want := testutil.GoldenHex(t, "testdata/"+name)
 		if got := encode(t, s); !bytes.Equal(got, want) {
 			t.Errorf("%s: written:\n%x\nwant, from the page:\n%x", name, got, want)
@@ -77,6 +86,7 @@ func TestGoldenBytes(t *testing.T) {
 func TestLargeTensorsSurvive(t *testing.T) {
 	s := golden()
 	s.Ended, s.Config, s.Positions = true, []byte{}, nil
+	s.Opaque = bytes.Repeat([]byte("0123456789"), 100_000)
 	big := make([]float32, 3*chunkValues+17)
 	for i := range big {
 		big[i] = math.Float32frombits(uint32(i) * 2654435761) // NaNs too
@@ -91,13 +101,16 @@ func TestLargeTensorsSurvive(t *testing.T) {
 			t.Fatalf("value %d is %x, want %x", i, math.Float32bits(x), math.Float32bits(big[i]))
 		}
 	}
+	if !bytes.Equal(got.Opaque, s.Opaque) {
+		t.Errorf("%d opaque bytes, want the %d that were written", len(got.Opaque), len(s.Opaque))
+	}
 	if len(got.Tensors[0].Values) != len(big) || !got.Ended {
 		t.Errorf("%d values, ended %v", len(got.Tensors[0].Values), got.Ended)
 	}
 }
 
 func TestEveryChangedByteIsFound(t *testing.T) {
-	for _, name := range []string{"state.hex", "place.hex", "step.hex"} {
+	for _, name := range []string{"state.hex", "place.hex", "step.hex", "opaque.hex"} {
 		t.Run(name, func(t *testing.T) { everyChangedByteIsFound(t, testutil.GoldenHex(t, "testdata/"+name)) })
 	}
 }
@@ -135,7 +148,8 @@ func TestStatesAreWrittenOneWay(t *testing.T) {
 	}{
 		{"state.hex", 0, 0, rowraft.CodeCorrupt}, {"state.hex", Version + 1, 0, rowraft.CodeVersionTooNew},
 		{"state.hex", Version, flagPlace, rowraft.CodeCorrupt},
-		{"place.hex", Version, 0, rowraft.CodeCorrupt}, {"state.hex", Version, 8, rowraft.CodeCorrupt},
+		{"place.hex", Version, 0, rowraft.CodeCorrupt}, {"state.hex", Version, 16, rowraft.CodeCorrupt},
+		{"state.hex", Version, flagOpaque, rowraft.CodeCorrupt}, {"opaque.hex", Version, flagJobStep, rowraft.CodeCorrupt},
 	} {
 		b := testutil.GoldenHex(t, "testdata/"+tc.file)
 		b[8], b[10] = tc.format, tc.flags
@@ -192,6 +206,7 @@ func reseal(b []byte) []byte {
 func FuzzRead(f *testing.F) {
 	f.Add(goldenBytes(f))
 	f.Add(testutil.GoldenHex(f, "testdata/place.hex"))
+	f.Add(testutil.GoldenHex(f, "testdata/opaque.hex"))
 	f.Add(encode(f, &State{Job: "a", Trainers: 1, Ended: true}))
 	endless := bytes.Clone(goldenBytes(f))
 	le.PutUint64(endless[72+3+13+24+8:], 1<<39)

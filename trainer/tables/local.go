@@ -23,8 +23,9 @@ type Local struct {
 
 	mu       sync.Mutex
 	tables   []*localTable
-	claims   map[string]int // number of claims of each name
-	gradient []float32      // scratch: one row
+	used     map[rowraft.TableID]bool // ids of all tables, also of those that were dropped: an id is not used again
+	claims   map[string]int           // number of claims of each name
+	gradient []float32                // scratch: one row
 }
 
 type localTable struct {
@@ -32,6 +33,7 @@ type localTable struct {
 	rule   optim.Rule
 	places map[rowraft.Key]int // looked up, never ranged over
 	rows   []float32           // weights, then state, of each place
+	free   []int               // places of rows that were deleted
 	width  int                 // weights + state
 	fresh  []float32           // scratch: a new row
 }
@@ -57,6 +59,12 @@ func NewLocal(shards int, dtype rowraft.DType) (*Local, error) {
 
 // EnsureTable implements [Tables].
 func (l *Local) EnsureTable(_ context.Context, s rowraft.Schema) (rowraft.Schema, error) {
+	return l.Create(s, true)
+}
+
+// Create creates a table and returns it with its ID. Errors: CodeTableExists if a table of that name has another shape
+// or, without existOK, if there is any table of that name.
+func (l *Local) Create(s rowraft.Schema, existOK bool) (rowraft.Schema, error) {
 	if err := s.Validate(); err != nil {
 		return s, err
 	}
@@ -67,19 +75,28 @@ func (l *Local) EnsureTable(_ context.Context, s rowraft.Schema) (rowraft.Schema
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, t := range l.tables {
-		if t.schema.Name == s.Name {
-			if !t.schema.SameShape(s) {
-				return s, rowraft.Errorf(rowraft.CodeTableExists, "table %s exists with another shape", s.Name)
-			}
+		switch {
+		case t.schema.Name != s.Name:
+		case !t.schema.SameShape(s):
+			return s, rowraft.Errorf(rowraft.CodeTableExists, "table %s exists with another shape", s.Name)
+		case !existOK:
+			return s, rowraft.Errorf(rowraft.CodeTableExists, "table %s exists", s.Name)
+		default:
 			return t.schema, nil
 		}
 	}
 	s.Initializer.NameHash = optim.NameHash(s.Name)
-	s.ID = rowraft.TableID(s.Initializer.NameHash).Origin() | 1
+	for s.ID = rowraft.TableID(s.Initializer.NameHash).Origin() | 1; l.used[s.ID]; {
+		s.ID = (s.ID + 2).Origin()
+	}
 	rule, err := optim.New(s.Optimizer)
 	if err != nil {
 		return s, err
 	}
+	if l.used == nil {
+		l.used = make(map[rowraft.TableID]bool)
+	}
+	l.used[s.ID] = true
 	width := s.Dim + rule.StateLen(s.Dim)
 	l.tables = append(l.tables, &localTable{
 		schema: s, rule: rule, width: width, places: make(map[rowraft.Key]int), fresh: make([]float32, width),
@@ -87,27 +104,52 @@ func (l *Local) EnsureTable(_ context.Context, s rowraft.Schema) (rowraft.Schema
 	return s, nil
 }
 
-func (l *Local) tableLocked(s *Segment) (*localTable, error) {
-	for _, t := range l.tables {
-		if t.schema.ID != s.Table {
-			continue
-		}
-		if s.Dim != t.schema.Dim || len(s.Values) != len(s.Keys)*s.Dim {
-			return nil, invalid("table %s: %d keys, dim %d, %d values: the table has dim %d", t.schema.Name,
-				len(s.Keys), s.Dim, len(s.Values), t.schema.Dim)
-		}
-		for i := 1; i < len(s.Keys); i++ {
-			if s.Keys[i] <= s.Keys[i-1] {
-				return nil, invalid("table %s: key %d follows %d: want strictly ascending keys", t.schema.Name,
-					s.Keys[i], s.Keys[i-1])
-			}
-		}
-		return t, nil
+// Drop removes a table with its rows. Errors: CodeTableNotFound.
+func (l *Local) Drop(table rowraft.TableID) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, err := l.findLocked(table)
+	if err == nil {
+		l.tables = slices.DeleteFunc(l.tables, func(o *localTable) bool { return o == t })
 	}
-	return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "table %d does not exist", s.Table)
+	return err
 }
 
-// Pull implements [Tables].
+func (l *Local) findLocked(table rowraft.TableID) (*localTable, error) {
+	for _, t := range l.tables {
+		if t.schema.ID == table {
+			return t, nil
+		}
+	}
+	return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "table %d does not exist", table)
+}
+
+// tableLocked returns the table of a segment of the right size.
+func (l *Local) tableLocked(s *Segment) (*localTable, error) {
+	t, err := l.findLocked(s.Table)
+	if err == nil && (s.Dim != t.schema.Dim || len(s.Values) != len(s.Keys)*s.Dim) {
+		err = invalid("table %s: %d keys, dim %d, %d values: the table has dim %d", t.schema.Name, len(s.Keys), s.Dim,
+			len(s.Values), t.schema.Dim)
+	}
+	return t, err
+}
+
+// writeLocked is tableLocked for a segment of a push or an assign.
+func (l *Local) writeLocked(s *Segment) (*localTable, error) {
+	t, err := l.tableLocked(s)
+	if err != nil {
+		return nil, err
+	}
+	for i := 1; i < len(s.Keys); i++ {
+		if s.Keys[i] <= s.Keys[i-1] {
+			return nil, invalid("table %s: key %d follows %d: want strictly ascending keys", t.schema.Name, s.Keys[i],
+				s.Keys[i-1])
+		}
+	}
+	return t, wire.CheckNumbers(t.schema.Name, s.Keys, s.Values, s.Dim, s.LR, l.dtype)
+}
+
+// Pull implements [Tables]. Keys may repeat and come in any order.
 func (l *Local) Pull(_ context.Context, segs []Segment) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,11 +181,8 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range segs { // all or nothing
-		if _, err := l.tableLocked(&segs[i]); err != nil {
+		if _, err := l.writeLocked(&segs[i]); err != nil {
 			return err
-		}
-		if !finite(segs[i].Values) {
-			return invalid("table %d: gradients must be finite", segs[i].Table)
 		}
 	}
 	for i := range segs {
@@ -163,18 +202,6 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 	}
 	return nil
 }
-
-func finite(values []float32) bool {
-	for _, v := range values {
-		if math.Float32bits(v)&infinity == infinity {
-			return false
-		}
-	}
-	return true
-}
-
-// infinity has the bits that are all set in infinities and NaNs only.
-const infinity = 0x7f800000
 
 // Present implements [Initializer].
 func (l *Local) Present(ctx context.Context, seg Segment, present []bool) error {
@@ -219,12 +246,28 @@ func (a *localClaim) Assign(_ context.Context, segs []Segment) error {
 	if l.claims[a.name] != a.number {
 		return rowraft.Errorf(rowraft.CodeSessionExpired, "another trainer has claimed %s", a.name)
 	}
-	for i := range segs {
-		s := &segs[i]
-		t, err := l.tableLocked(s)
-		if err != nil {
+	return l.assignLocked(segs)
+}
+
+// Close implements [Assigner].
+func (a *localClaim) Close() error { return nil }
+
+// Assign sets weights, and keeps the state of the optimizer.
+func (l *Local) Assign(segs []Segment) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.assignLocked(segs)
+}
+
+func (l *Local) assignLocked(segs []Segment) error {
+	for i := range segs { // all or nothing
+		if _, err := l.writeLocked(&segs[i]); err != nil {
 			return err
 		}
+	}
+	for i := range segs {
+		s := &segs[i]
+		t, _ := l.tableLocked(s)
 		for k, key := range s.Keys {
 			row := t.row(key)[:s.Dim]
 			copy(row, s.Values[k*s.Dim:])
@@ -235,8 +278,22 @@ func (a *localClaim) Assign(_ context.Context, segs []Segment) error {
 	return nil
 }
 
-// Close implements [Assigner].
-func (a *localClaim) Close() error { return nil }
+// Delete removes the rows of keys. It ignores a key without a row.
+func (l *Local) Delete(table rowraft.TableID, keys []rowraft.Key) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, err := l.findLocked(table)
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if at, ok := t.places[key]; ok {
+			delete(t.places, key)
+			t.free = append(t.free, at)
+		}
+	}
+	return nil
+}
 
 // round rounds w to dtype.
 func round(w []float32, dtype rowraft.DType) {
@@ -252,11 +309,16 @@ func round(w []float32, dtype rowraft.DType) {
 func (t *localTable) row(key rowraft.Key) []float32 {
 	at, ok := t.places[key]
 	if !ok {
-		at = len(t.rows)
 		optim.Init(t.schema.Initializer, key, t.fresh[:t.schema.Dim])
 		round(t.fresh[:t.schema.Dim], t.schema.StorageType())
 		t.rule.InitState(t.fresh[:t.schema.Dim], t.fresh[t.schema.Dim:])
-		t.rows = append(t.rows, t.fresh...)
+		if n := len(t.free); n > 0 {
+			at, t.free = t.free[n-1], t.free[:n-1]
+			copy(t.rows[at:], t.fresh)
+		} else {
+			at = len(t.rows)
+			t.rows = append(t.rows, t.fresh...)
+		}
 		t.places[key] = at
 	}
 	return t.rows[at : at+t.width]
@@ -271,6 +333,63 @@ func (l *Local) Schemas() []rowraft.Schema {
 		out = append(out, t.schema)
 	}
 	return out
+}
+
+// Len returns the number of rows of a table.
+func (l *Local) Len(table rowraft.TableID) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, err := l.findLocked(table)
+	if err != nil {
+		return 0
+	}
+	return len(t.places)
+}
+
+// Scan calls rows with the weights of every row, a batch at a time, by ascending key. The slices belong to Scan, which
+// overwrites them after rows returns. An error of rows ends the scan, and Scan returns it.
+func (l *Local) Scan(table rowraft.TableID, rows func(keys []rowraft.Key, weights []float32) error) error {
+	all, err := l.keys(table)
+	var weights []float32
+	for keys := range slices.Chunk(all, 4096) {
+		if keys, weights, err = l.existing(table, keys, weights[:0]); err != nil {
+			break
+		}
+		if err = rows(keys, weights); err != nil {
+			break
+		}
+	}
+	return err
+}
+
+func (l *Local) keys(table rowraft.TableID) ([]rowraft.Key, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, err := l.findLocked(table)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Sorted(maps.Keys(t.places)), nil
+}
+
+// existing returns those keys that have a row, in the place of keys, and appends the weights of the rows.
+func (l *Local) existing(table rowraft.TableID, keys []rowraft.Key, weights []float32) ([]rowraft.Key, []float32,
+	error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, err := l.findLocked(table)
+	if err != nil {
+		return nil, nil, err
+	}
+	keys = slices.DeleteFunc(keys, func(key rowraft.Key) bool {
+		at, ok := t.places[key]
+		if ok {
+			weights = append(weights, t.rows[at:at+t.schema.Dim]...)
+		}
+		return !ok
+	})
+	round(weights, l.dtype)
+	return keys, weights, nil
 }
 
 // Rows returns the rows that exist in a table, by ascending key: the weights, then the optimizer's state. Two runs are

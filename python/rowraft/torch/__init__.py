@@ -15,6 +15,7 @@ and backward pushes their gradients, which the optimizer of the table applies on
 see none of it.
 """
 
+from rowraft._localtables import local_tables
 from rowraft._schema import (
     FTRL,
     SGD,
@@ -29,7 +30,9 @@ from rowraft._schema import (
     Uniform,
     Zeros,
 )
+from rowraft.torch._export import export
 from rowraft.torch._jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rowraft.torch._job import Job
 from rowraft.torch._modules import (
     MEAN,
     NONE,
@@ -59,6 +62,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "JaggedTensor",
+    "Job",
     "KeyedJaggedTensor",
     "KeyedTensor",
     "Momentum",
@@ -69,6 +73,8 @@ __all__ = [
     "RowwiseAdagrad",
     "Uniform",
     "Zeros",
+    "export",
+    "local_tables",
     "pool",
     "prefetch",
 ]

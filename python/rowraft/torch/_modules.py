@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Union
+from typing import Any, Protocol, Union
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from rowraft import errors
 from rowraft._client import Client, Future, Table
 from rowraft._schema import Admission, Initializer, Optimizer
+from rowraft.torch import _check, _state
 from rowraft.torch._jagged import Jagged, JaggedTensor, KeyedTensor, bad, positions
 
 
@@ -100,11 +101,24 @@ class _Part:
 class Prepared:
     """A batch whose rows are being pulled, from ``prepare``. It may be given to the module once."""
 
-    def __init__(self, batch: Jagged, parts: list[_Part], pull: Future[Any]) -> None:
+    def __init__(self, batch: Jagged, parts: list[_Part], pull: Future[Any] | None) -> None:
         self.batch = batch
         self._parts = parts
-        self._pull = pull
+        self._pull = pull  # None: a job pulls when the rows are used
+        self._step = 0  # of the job, when the pull began
         self._used = False
+        self._of: _Collection | None = None
+
+
+class _Worker(Protocol):
+    """What a collection asks of the job that it belongs to."""
+
+    ahead: int  # batches that prefetch has read and not returned
+
+    def open(self, collection: _Collection) -> list[Table]: ...
+    def pull(self, tables: list[Table], prepared: Prepared) -> None: ...  # starts
+    def await_rows(self, tables: list[Table], prepared: Prepared) -> None: ...
+    def collect(self, table: Table, ids: np.ndarray[Any, Any], grad: np.ndarray[Any, Any]) -> None: ...
 
 
 Batch = Union[Jagged, Prepared]
@@ -113,22 +127,21 @@ Batch = Union[Jagged, Prepared]
 class _Collection(nn.Module):
     """What both collections share: tables, pulls, pushes."""
 
+    _kind: type[EmbeddingConfig] = EmbeddingConfig  # of its tables
+
     def __init__(self, client: Client, tables: Sequence[EmbeddingConfig], in_flight: int) -> None:
         super().__init__()
-        if in_flight < 0:
-            raise bad(f"in_flight: {in_flight}: want 0 or more")
-        names = [f for t in tables for f in t.feature_names]
-        for what, all_names in (("feature", names), ("table", [t.name for t in tables])):
-            twice = [n for n, count in collections.Counter(all_names).items() if count > 1]
-            if twice:
-                raise bad(f"tables: the {what} {twice[0]!r} appears twice")
+        _check.arguments(client, tables, self._kind, in_flight)
         self._client = client
         self._configs = list(tables)
         self._in_flight = in_flight
         self._tables: list[Table] | None = None
         self._pushes: collections.deque[Future[None]] = collections.deque()
+        self._job: _Worker | None = None
 
     def _open(self) -> list[Table]:
+        if self._job is not None:
+            return self._job.open(self)
         if self._tables is None:
             self._tables = [
                 self._client.create_table(
@@ -138,6 +151,14 @@ class _Collection(nn.Module):
                 for c in self._configs
             ]  # fmt: skip
         return self._tables
+
+    def get_extra_state(self) -> str:
+        """Return what ``state_dict`` holds of the tables: a reference, no rows. It makes no call."""
+        return _state.reference(self._client, self._configs, self._tables)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Check what ``load_state_dict`` found; see docs/python.md."""
+        _state.check(state, self._client, self._configs)
 
     def flush(self) -> None:
         """Wait until all pushes of this module are on a majority of disks, and raise the error of one that failed."""
@@ -172,19 +193,31 @@ class _Collection(nn.Module):
                 raise bad(f"values: id {int(unique[0])} of table {config.name!r} is negative")
             rows = torch.empty((unique.numel(), config.embedding_dim), dtype=torch.float32, pin_memory=values.is_cuda)
             parts.append(_Part(unique.cpu().numpy().astype(np.uint64), indices, rows))
-        pull = self._client.pull_many_async([(t, p.ids, p.rows.numpy()) for t, p in zip(tables, parts)])
-        return Prepared(batch, parts, pull)
+        prepared = Prepared(batch, parts, None)
+        prepared._of = self
+        if self._job is not None:
+            self._job.pull(tables, prepared)
+        else:
+            prepared._pull = self._client.pull_many_async([(t, p.ids, p.rows.numpy()) for t, p in zip(tables, parts)])
+        return prepared
 
     def _rows(self, prepared: Prepared) -> Iterator[tuple[EmbeddingConfig, _Part, torch.Tensor]]:
         """Return the rows of each table on the batch's device; in training, with their push as a hook."""
+        if prepared._of is not self:
+            raise bad("features: this Prepared is of another module")
         if prepared._used:
             raise bad("features: this Prepared was given to the module before")
-        self._drain(self._in_flight)
-        prepared._pull.result()
+        tables = self._open()
+        if self._job is not None:
+            self._job.await_rows(tables, prepared)
+        else:
+            self._drain(self._in_flight)
+            assert prepared._pull is not None
+            prepared._pull.result()
         prepared._used = True  # after an error, the batch may be given again
         device = prepared.batch.values().device
         train = self.training and torch.is_grad_enabled()
-        for table, config, part in zip(self._open(), self._configs, prepared._parts):
+        for table, config, part in zip(tables, self._configs, prepared._parts):
             rows = part.rows.to(device, non_blocking=True)
             if train and len(part.ids):
                 rows.requires_grad_()
@@ -196,6 +229,9 @@ class _Collection(nn.Module):
 
         def push(grad: torch.Tensor) -> None:
             values = grad.detach().to("cpu", torch.float32).contiguous().numpy()
+            if self._job is not None:
+                self._job.collect(table, ids, values.copy())
+                return
             if self._in_flight == 0:
                 table.push(ids, values)
                 return
@@ -217,6 +253,8 @@ class EmbeddingBagCollection(_Collection):
             push, and ``flush`` the last ones. 0: backward waits for each, and raises its error.
     """
 
+    _kind = EmbeddingBagConfig
+
     def __init__(
         self,
         client: Client,
@@ -227,6 +265,8 @@ class EmbeddingBagCollection(_Collection):
     ) -> None:
         super().__init__(client, tables, in_flight)
         for t in tables:
+            if not isinstance(t.pooling, PoolingType):
+                raise TypeError(f"pooling: {t.pooling!r} of table {t.name!r}: want rt.SUM or rt.MEAN")
             if t.pooling is NONE:
                 raise bad(f"tables: {t.name!r} has pooling NONE: use EmbeddingCollection")
             if is_weighted and t.pooling is not SUM:
@@ -291,16 +331,28 @@ def prefetch(data: Iterable[Any], module: _Collection, depth: int = 2) -> Iterat
     """
     if depth < 1:
         raise bad(f"depth: {depth}: want 1 or more")
+    if not isinstance(module, _Collection):
+        raise TypeError(f"module: want a collection of rowraft.torch, got {type(module).__name__}")
     ahead: collections.deque[Any] = collections.deque()
     for batch in data:
         ahead.append(_prepare(batch, module))
         if len(ahead) > depth:
-            yield ahead.popleft()
-    yield from ahead
+            yield _first(ahead, module)
+    while ahead:
+        yield _first(ahead, module)
+
+
+def _first(ahead: collections.deque[Any], module: _Collection) -> Any:
+    batch = ahead.popleft()
+    if module._job is not None:
+        module._job.ahead = len(ahead)
+    return batch
 
 
 def _prepare(batch: Any, module: _Collection) -> Any:
     if isinstance(batch, (tuple, list)):
+        if not any(isinstance(b, Jagged) for b in batch):
+            raise TypeError("data: a batch has no KeyedJaggedTensor")
         parts = [module.prepare(b) if isinstance(b, Jagged) else b for b in batch]
         kind: Any = type(batch)
         return kind(*parts) if hasattr(batch, "_fields") else kind(parts)  # a named tuple, or not

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes state.hex, place.hex and step.hex by hand from docs/formats/trainer-state.md: own CRC, no code of the project."""
+"""Writes state.hex, place.hex, step.hex and opaque.hex by hand from docs/formats/trainer-state.md: own CRC, no code of the project."""
 import os, struct
 
 def crc32c(b):
@@ -49,5 +49,18 @@ head += struct.pack("<I", crc32c(head))
 body = head + job + config + struct.pack("<IIQQ", 1, 2, 0, 20992) + struct.pack("<Q", 43)
 body += struct.pack("<I", crc32c(body))
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "step.hex"), "w") as f:
+    for i in range(0, len(body), 24):
+        f.write(body[i:i + 24].hex(" ") + "\n")
+
+# Opaque state of another program, behind the steps of the job; no positions, no tensors.
+config = b'{"mode":"sync"}'
+head = b"ROWTRAIN" + struct.pack("<HHIII", 1, 4 | 8, 0, 1, 0)
+head += struct.pack("<QQQQ", 12, 0, 0, 12)
+head += struct.pack("<III", len(job), len(config), 0)
+head += struct.pack("<I", crc32c(head))
+opaque = b"\x80\x02}q\x00."
+body = head + job + config + struct.pack("<Q", 15) + struct.pack("<Q", len(opaque)) + opaque
+body += struct.pack("<I", crc32c(body))
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "opaque.hex"), "w") as f:
     for i in range(0, len(body), 24):
         f.write(body[i:i + 24].hex(" ") + "\n")
