@@ -20,6 +20,11 @@ STATICCHECK_VERSION        := v0.8.2
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
 BUF_VERSION                := v1.60.0
 
+# Tools for Python, at exact versions, in a virtual environment in .cache.
+RUFF_VERSION := 0.17.6
+MYPY_VERSION := 2.4.1
+PYLINT_ENV   := $(CURDIR)/.cache/python-lint-$(RUFF_VERSION)-$(MYPY_VERSION)
+
 # Most tests wait for timers and disks more than they compute, so PARALLEL packages run at once.
 # `make lint` vets everything; go test would vet each package again in each build.
 PARALLEL ?= 4
@@ -209,7 +214,7 @@ wheel: ## bin/wheel/rowraft-*.whl: the Python package with the library and the s
 ##@ Check
 
 .PHONY: lint
-lint: fmt-check vet staticcheck proto-lint ## gofmt, go vet, staticcheck, buf lint, buf breaking
+lint: fmt-check vet staticcheck proto-lint lint-python ## gofmt, go vet, staticcheck, buf lint, buf breaking, ruff, mypy
 
 .PHONY: fmt-check
 fmt-check: ## fail if gofmt would change a file
@@ -232,6 +237,13 @@ staticcheck: $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) ## staticcheck: everyth
 proto-lint: $(TOOLS)/buf-$(BUF_VERSION) ## buf lint; buf breaking against the last release
 	$< lint
 	scripts/proto-breaking.sh $<
+
+# mypy reads the types of numpy and PyTorch in the packages of PYTHON.
+.PHONY: lint-python
+lint-python: $(PYLINT_ENV) ## ruff check, ruff format, mypy --strict
+	$</bin/ruff check --no-cache -q --config python/pyproject.toml python bench
+	$</bin/ruff format --no-cache -q --config python/pyproject.toml --check python bench
+	cd python && $</bin/python -m mypy --python-executable $(PYTHON) --cache-dir $(CURDIR)/.cache/mypy
 
 .PHONY: mod-check
 mod-check: ## go.mod and go.sum are tidy and the module cache is intact
@@ -271,6 +283,11 @@ $(TOOLS)/staticcheck-$(STATICCHECK_VERSION):
 
 $(TOOLS)/buf-$(BUF_VERSION):
 	$(call install-tool,github.com/bufbuild/buf/cmd/buf@$(BUF_VERSION))
+
+$(PYLINT_ENV):
+	@rm -rf $@.new && $(PYTHON) -m venv $@.new
+	$@.new/bin/pip install -q --disable-pip-version-check ruff==$(RUFF_VERSION) mypy==$(MYPY_VERSION)
+	@mv $@.new $@
 
 # install-tool builds one command at its version and keeps it under the target's name.
 define install-tool

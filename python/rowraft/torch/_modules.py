@@ -80,12 +80,15 @@ def pool(
         raise errors.InvalidArgumentError(
             f"weights: want pooling SUM, got {pooling.name}", errors.Code.INVALID_ARGUMENT
         )
+    out: torch.Tensor
     if pooling is NONE:
-        return F.embedding(indices, rows)
-    if indices.numel() == 0:  # embedding_bag refuses an empty table
-        return rows.sum() + rows.new_zeros(lengths.shape[0], rows.shape[1])
-    offsets = F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))[:-1]
-    return F.embedding_bag(indices, rows, offsets, mode=pooling.value, per_sample_weights=weights)
+        out = F.embedding(indices, rows)
+    elif indices.numel() == 0:  # embedding_bag refuses an empty table
+        out = rows.sum() + rows.new_zeros(lengths.shape[0], rows.shape[1])
+    else:
+        offsets = F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))[:-1]
+        out = F.embedding_bag(indices, rows, offsets, mode=pooling.value, per_sample_weights=weights)
+    return out
 
 
 @dataclasses.dataclass
@@ -212,7 +215,7 @@ class _Collection(nn.Module):
             rows = part.rows.to(device, non_blocking=True)
             if train and len(part.ids):
                 rows.requires_grad_()
-                rows.register_hook(self._pusher(table, part.ids))  # type: ignore[no-untyped-call]
+                rows.register_hook(self._pusher(table, part.ids))  # type: ignore[no-untyped-call, unused-ignore]
             yield config, part, rows
 
     def _pusher(self, table: Table, ids: np.ndarray[Any, Any]) -> Callable[[torch.Tensor], None]:
