@@ -153,6 +153,28 @@ def test_what_is_pushed(ps, name):
     assert not list(emb.parameters()) and not emb.state_dict()
 
 
+@pytest.mark.parametrize("in_flight", [0, 4])
+def test_one_push_for_each_backward(ps, name, in_flight, monkeypatch):
+    """All tables that have gradients are in it."""
+    emb = rt.EmbeddingBagCollection(
+        ps,
+        [rt.EmbeddingBagConfig(name + f, 2, [f], optimizer=rt.SGD(lr=1.0), init=rt.Zeros()) for f in "abc"],
+        in_flight=in_flight,
+    )
+    pushes = []
+    call = "push_many_async" if in_flight else "push_many"
+    push = getattr(ps, call)
+    monkeypatch.setattr(ps, call, lambda parts: pushes.append([t.name for t, _, _ in parts]) or push(parts))
+    out = emb(rt.KeyedJaggedTensor(["a", "b", "c"], torch.tensor([1, 2, 2]), torch.tensor([1, 0, 2])))
+    out.values().sum().backward(retain_graph=True)
+    assert pushes == [[name + "a", name + "c"]]  # b has no ids
+    (2 * out["c"].sum()).backward()
+    assert pushes[1:] == [[name + "c"]]
+    emb.flush()
+    assert ps.table(name + "a").pull([1]).tolist() == [[-1, -1]]
+    assert ps.table(name + "c").pull([2]).tolist() == [[-6, -6]]
+
+
 def test_prefetch(ps, name):
     emb = rt.EmbeddingBagCollection(
         ps, [rt.EmbeddingBagConfig(name, 2, ["f"], optimizer=rt.SGD(lr=1.0), init=rt.Zeros())]
@@ -260,6 +282,6 @@ def test_torchrec(ps, name):
     sparse = pytest.importorskip("torchrec.sparse.jagged_tensor")
     emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"], init=rt.Normal(1, 1))])
     values, lengths = torch.tensor([1, 2, 3]), torch.tensor([2, 1])
-    theirs = emb(sparse.KeyedJaggedTensor(["f"], values, lengths))
+    theirs = emb(sparse.KeyedJaggedTensor(["f"], values, lengths=lengths))
     ours = emb(rt.KeyedJaggedTensor(["f"], values, lengths))
     assert torch.equal(theirs["f"], ours["f"]) and theirs.values().shape == (2, 2)

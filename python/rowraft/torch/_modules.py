@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Union
 
 import numpy as np
@@ -210,29 +210,46 @@ class _Collection(nn.Module):
             assert prepared._pull is not None
             prepared._pull.result()
         device = prepared.batch.values().device
-        train = self.training and torch.is_grad_enabled()
-        for table, config, part in zip(tables, self._configs, prepared._parts):
-            rows = part.rows.to(device, non_blocking=True)
-            if train and len(part.ids):
-                rows.requires_grad_()
-                rows.register_hook(self._pusher(table, part.ids))  # type: ignore[no-untyped-call, unused-ignore]
-            yield config, part, rows
+        all_rows = [p.rows.to(device, non_blocking=True) for p in prepared._parts]
+        if self.training and torch.is_grad_enabled():
+            ids = [p.ids for p in prepared._parts]
+            all_rows = _Pushed.apply(self, ids, torch.empty(0, requires_grad=True), *all_rows)
+        yield from zip(self._configs, prepared._parts, all_rows)
 
-    def _pusher(self, table: Table, ids: np.ndarray[Any, Any]) -> Callable[[torch.Tensor], None]:
-        """Return what autograd calls with the sum of the gradients of each id, once for each backward."""
+    def _push(self, ids: list[np.ndarray[Any, Any]], grads: Sequence[torch.Tensor | None]) -> None:
+        """Push the sum of the gradients of each id, once for each backward and all tables in one call."""
+        parts = [
+            (table, i, g.detach().to("cpu", torch.float32).contiguous().numpy())
+            for table, i, g in zip(self._open(), ids, grads)
+            if g is not None and len(i)
+        ]
+        if self._job is None and self._in_flight == 0:
+            self._client.push_many(parts)
+            return
+        parts = [(table, i, g.copy()) for table, i, g in parts]  # autograd may use its memory again
+        if self._job is not None:
+            for table, i, g in parts:
+                self._job.collect(table, i, g)
+            return
+        self._drain(self._in_flight - 1)
+        self._pushes.append(self._client.push_many_async(parts))
 
-        def push(grad: torch.Tensor) -> None:
-            values = grad.detach().to("cpu", torch.float32).contiguous().numpy()
-            if self._job is not None:
-                self._job.collect(table, ids, values.copy())
-                return
-            if self._in_flight == 0:
-                table.push(ids, values)
-                return
-            self._drain(self._in_flight - 1)
-            self._pushes.append(table.push_async(ids, values.copy()))  # autograd may use its memory again
 
-        return push
+class _Pushed(torch.autograd.Function):
+    """The identity of the rows of all tables. Its backward pushes their gradients."""
+
+    @staticmethod
+    def forward(  # type: ignore[override, unused-ignore]
+        ctx: Any, module: _Collection, ids: list[np.ndarray[Any, Any]], anchor: torch.Tensor, *rows: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.module, ctx.ids = module, ids
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
+        ctx.module._push(ctx.ids, grads)
+        return (None,) * (3 + len(grads))
 
 
 class EmbeddingBagCollection(_Collection):
