@@ -25,6 +25,14 @@ RUFF_VERSION := 0.17.6
 MYPY_VERSION := 2.4.1
 PYLINT_ENV   := $(CURDIR)/.cache/python-lint-$(RUFF_VERSION)-$(MYPY_VERSION)
 
+# The newest PyTorch that the newest TorchRec loads with. PyPI has no PyTorch for x86-64 without CUDA: 5.5 GB.
+TORCH_VERSION    := 2.14.1
+TORCHREC_VERSION := 1.9.2
+TORCH_PACKAGES    = torch==$(TORCH_VERSION) numpy==2.4.6 pytest==9.2.0 safetensors==0.8.0
+TORCHREC_PACKAGES = torchrec==$(TORCHREC_VERSION) fbgemm-gpu-cpu==1.9.0 tensordict==0.15.3 pyvers==0.2.3 \
+	cloudpickle==3.1.3 pyre-extensions==0.0.32 typing-inspect==0.9.0 mypy-extensions==1.2.0
+TORCH_ENV        := $(CURDIR)/.cache/python-torch-$(TORCH_VERSION)-$(TORCHREC_VERSION)
+
 # Most tests wait for timers and disks more than they compute, so PARALLEL packages run at once.
 # `make lint` vets everything; go test would vet each package again in each build.
 PARALLEL ?= 4
@@ -198,6 +206,10 @@ test-python: build librowraft ## tests of the Python package on real servers (AR
 	cd python && ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=. \
 		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pytest -q -p no:cacheprovider $(ARGS)
 
+.PHONY: test-python-torch
+test-python-torch: $(TORCH_ENV) ## the same with a current PyTorch and TorchRec (5.5 GB in .cache), and mypy with its types
+	$(MAKE) --no-print-directory test-python lint-python PYTHON=$</bin/python
+
 .PHONY: bench-python
 bench-python: build librowraft ## pull and push from Python next to rowraft-bench, on one cluster (ARGS="--rounds 5"; 2 minutes)
 	ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=python \
@@ -287,6 +299,13 @@ $(TOOLS)/buf-$(BUF_VERSION):
 $(PYLINT_ENV):
 	@rm -rf $@.new && $(PYTHON) -m venv $@.new
 	$@.new/bin/pip install -q --disable-pip-version-check ruff==$(RUFF_VERSION) mypy==$(MYPY_VERSION)
+	@mv $@.new $@
+
+# TorchRec comes without the packages that it needs on several machines only.
+$(TORCH_ENV):
+	@rm -rf $@.new && $(PYTHON) -m venv $@.new
+	$@.new/bin/pip install -q --disable-pip-version-check --no-cache-dir $(TORCH_PACKAGES)
+	$@.new/bin/pip install -q --disable-pip-version-check --no-cache-dir --no-deps $(TORCHREC_PACKAGES)
 	@mv $@.new $@
 
 # install-tool builds one command at its version and keeps it under the target's name.

@@ -93,4 +93,5 @@ def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = N
 
 
 if __name__ == "__main__":
-    print(os.path.join(sys.argv[1], build_wheel(sys.argv[1])))
+    path = os.path.join(sys.argv[1], build_wheel(sys.argv[1]))
+    print(f"{path}: {os.path.getsize(path) / (1 << 20):.1f} MiB")

@@ -10,6 +10,7 @@ import rowraft
 torch = pytest.importorskip("torch")
 
 import rowraft.torch as rt  # noqa: E402
+from rowraft.torch import _modules  # noqa: E402
 from rowraft.torch._jagged import positions  # noqa: E402
 
 
@@ -275,6 +276,62 @@ def test_data_loader(ps, name, context):
         emb(rt.KeyedJaggedTensor(["f"], ids, torch.ones_like(ids)))["f"].sum().backward()
     emb.flush()
     assert (ps.table(name).pull(range(12)) == -1).all()
+
+
+def test_the_module_has_a_device(ps, name):
+    """The device "meta" stands for a GPU: the features are on the CPU, the vectors where the module is."""
+    emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"])])
+    sequences = rt.EmbeddingCollection(ps, [rt.EmbeddingConfig(name, 2, ["f"])])
+    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1, 2, 3]), torch.tensor([2, 1]))
+    model = torch.nn.ModuleList([emb, sequences])
+    assert emb(batch)["f"].device.type == "cpu"
+    model.half()
+    assert emb(batch)["f"].device.type == "cpu" and emb(batch)["f"].dtype == torch.float32
+    model.to("meta")
+    assert emb(batch)["f"].device.type == "meta" and emb(batch)["f"].shape == (2, 2)
+    assert sequences(batch)["f"].values().device.type == sequences(batch)["f"].lengths().device.type == "meta"
+
+
+def test_copies_to_a_gpu_have_a_stream(monkeypatch):
+    """The order of the calls of _move, with a CUDA that only notes them."""
+    calls = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            calls.append(f"{self.name} waits for {other.name}")
+
+        def __enter__(self):
+            calls.append(f"in {self.name}")
+
+        def __exit__(self, *_):
+            calls.append(f"out of {self.name}")
+
+    class Rows:
+        def to(self, device, non_blocking):
+            assert device.type == "cuda" and non_blocking
+            calls.append("copy")
+            return self
+
+        def record_stream(self, stream):
+            calls.append(f"memory used by {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("compute"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda s: s)
+    _modules._side_stream.cache_clear()
+    _modules._move([Rows(), Rows()], torch.device("cuda", 0))
+    _modules._side_stream.cache_clear()
+    assert calls == [
+        "in copies",
+        "copy",
+        "copy",
+        "out of copies",
+        "compute waits for copies",
+        *["memory used by compute"] * 2,
+    ]
 
 
 def test_torchrec(ps, name):
