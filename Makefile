@@ -25,6 +25,10 @@ RUFF_VERSION := 0.17.6
 MYPY_VERSION := 2.4.1
 PYLINT_ENV   := $(CURDIR)/.cache/python-lint-$(RUFF_VERSION)-$(MYPY_VERSION)
 
+AUDITWHEEL_VERSION := 6.8.2
+TWINE_VERSION      := 7.0.0
+WHEEL_ENV          := $(CURDIR)/.cache/python-wheel-$(AUDITWHEEL_VERSION)-$(TWINE_VERSION)
+
 # The newest PyTorch that the newest TorchRec loads with. PyPI has no PyTorch for x86-64 without CUDA: 5.5 GB.
 TORCH_VERSION    := 2.14.1
 TORCHREC_VERSION := 1.9.2
@@ -197,6 +201,9 @@ bench-smoke: build ## the same, too short to quote: shows that it still runs
 PYTHON ?= /usr/bin/python3
 CSHARED = GOEXPERIMENT=$(SIMD) go build -buildmode=c-shared -ldflags '$(LDFLAGS)'
 
+# python/rowraft/_version.py has the version of the package, and what is in the wheel states it, too, with the commit.
+WHEEL_VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' python/rowraft/_version.py)+$(VERSION)
+
 .PHONY: librowraft
 librowraft: ## bin/librowraft.so, the Go client as a C library (needs gcc)
 	$(CSHARED) -o $(BIN)/librowraft.so ./capi
@@ -209,19 +216,25 @@ test-python: build librowraft ## tests of the Python package on real servers (AR
 .PHONY: test-python-torch
 test-python-torch: $(TORCH_ENV) ## the same with a current PyTorch and TorchRec (5.5 GB in .cache), and mypy with its types
 	$(MAKE) --no-print-directory test-python lint-python PYTHON=$</bin/python
+	$</bin/python -c 'import torchrec' # or its test would be skipped
 
 .PHONY: bench-python
 bench-python: build librowraft ## pull and push from Python next to rowraft-bench, on one cluster (ARGS="--rounds 5"; 2 minutes)
 	ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=python \
 		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) bench/python.py --bench $(BIN)/rowraft-bench $(ARGS)
 
-# Nothing in the wheel depends on the directory or the symbols of this machine; the server needs no C library.
+# Nothing in the wheel depends on the directory or the symbols of this machine. The server needs no C library; the
+# client resolves names as the server does, and needs no function of a new glibc.
 .PHONY: wheel
 wheel: ## bin/wheel/rowraft-*.whl: the Python package with the library and the server (x86-64, needs gcc)
 	rm -rf $(BIN)/wheel && mkdir -p $(BIN)/wheel/lib
-	$(CSHARED) -trimpath -ldflags '-s -w $(LDFLAGS)' -o $(BIN)/wheel/lib/librowraft.so ./capi
-	GOEXPERIMENT=$(SIMD) CGO_ENABLED=0 go build -trimpath -ldflags '-s -w $(LDFLAGS)' -o $(BIN)/wheel/lib/ ./cmd/rowraft
+	CGO_CFLAGS='-O2 -include $(CURDIR)/capi/glibc.h' $(CSHARED) -tags netgo -trimpath -ldflags '-s -w -X main.version=$(WHEEL_VERSION)' -o $(BIN)/wheel/lib/librowraft.so ./capi
+	GOEXPERIMENT=$(SIMD) CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(WHEEL_VERSION)' -o $(BIN)/wheel/lib/ ./cmd/rowraft
 	$(PYTHON) python/backend.py $(BIN)/wheel
+
+.PHONY: test-wheel
+test-wheel: wheel $(WHEEL_ENV) ## auditwheel, twine, and the tests of the client with the wheel in CPython 3.11 to 3.13, those that are here
+	TOOLS=$(WHEEL_ENV)/bin scripts/test-wheel.sh $(BIN)/wheel/*.whl
 
 ##@ Check
 
@@ -297,16 +310,24 @@ $(TOOLS)/buf-$(BUF_VERSION):
 	$(call install-tool,github.com/bufbuild/buf/cmd/buf@$(BUF_VERSION))
 
 $(PYLINT_ENV):
-	@rm -rf $@.new && $(PYTHON) -m venv $@.new
-	$@.new/bin/pip install -q --disable-pip-version-check ruff==$(RUFF_VERSION) mypy==$(MYPY_VERSION)
-	@mv $@.new $@
+	$(call python-env,ruff==$(RUFF_VERSION) mypy==$(MYPY_VERSION))
+
+$(WHEEL_ENV):
+	$(call python-env,auditwheel==$(AUDITWHEEL_VERSION) twine==$(TWINE_VERSION))
 
 # TorchRec comes without the packages that it needs on several machines only.
 $(TORCH_ENV):
-	@rm -rf $@.new && $(PYTHON) -m venv $@.new
-	$@.new/bin/pip install -q --disable-pip-version-check --no-cache-dir $(TORCH_PACKAGES)
-	$@.new/bin/pip install -q --disable-pip-version-check --no-cache-dir --no-deps $(TORCHREC_PACKAGES)
-	@mv $@.new $@
+	$(call python-env,$(TORCH_PACKAGES),$(TORCHREC_PACKAGES))
+
+# python-env installs packages into the environment $@, and others without what they need. A failure leaves nothing.
+define python-env
+@rm -rf $@
+trap '[ -f $@/complete ] || rm -rf $@' EXIT; \
+$(PYTHON) -m venv $@; \
+$@/bin/pip install -q --disable-pip-version-check --no-cache-dir $(1); \
+$(if $(2),$@/bin/pip install -q --disable-pip-version-check --no-cache-dir --no-deps $(2);) \
+touch $@/complete
+endef
 
 # install-tool builds one command at its version and keeps it under the target's name.
 define install-tool
