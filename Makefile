@@ -223,6 +223,11 @@ bench-python: build librowraft ## pull and push from Python next to rowraft-benc
 	ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=python \
 		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) bench/python.py --bench $(BIN)/rowraft-bench $(ARGS)
 
+.PHONY: bench-python-step
+bench-python-step: build librowraft $(TORCH_ENV) ## a step of a DLRM on a local cluster ÷ the same with nn.EmbeddingBag in process (ARGS="--rounds 7"; 3 minutes)
+	ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=python \
+		PYTHONDONTWRITEBYTECODE=1 $(TORCH_ENV)/bin/python -W ignore bench/python_step.py $(ARGS)
+
 # Nothing in the wheel depends on the directory or the symbols of this machine. The server needs no C library; the
 # client resolves names as the server does, and needs no function of a new glibc.
 .PHONY: wheel
