@@ -20,6 +20,23 @@ STATICCHECK_VERSION        := v0.8.2
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
 BUF_VERSION                := v1.60.0
 
+# Tools for Python, at exact versions, in a virtual environment in .cache.
+RUFF_VERSION := 0.17.6
+MYPY_VERSION := 2.4.1
+PYLINT_ENV   := $(CURDIR)/.cache/python-lint-$(RUFF_VERSION)-$(MYPY_VERSION)
+
+AUDITWHEEL_VERSION := 6.8.2
+TWINE_VERSION      := 7.0.0
+WHEEL_ENV          := $(CURDIR)/.cache/python-wheel-$(AUDITWHEEL_VERSION)-$(TWINE_VERSION)
+
+# The newest PyTorch that the newest TorchRec loads with. PyPI has no PyTorch for x86-64 without CUDA: 5.5 GB.
+TORCH_VERSION    := 2.14.1
+TORCHREC_VERSION := 1.9.2
+TORCH_PACKAGES    = torch==$(TORCH_VERSION) numpy==2.4.6 pytest==9.2.0 safetensors==0.8.0
+TORCHREC_PACKAGES = torchrec==$(TORCHREC_VERSION) fbgemm-gpu-cpu==1.9.0 tensordict==0.15.3 pyvers==0.2.3 \
+	cloudpickle==3.1.3 pyre-extensions==0.0.32 typing-inspect==0.9.0 mypy-extensions==1.2.0
+TORCH_ENV        := $(CURDIR)/.cache/python-torch-$(TORCH_VERSION)-$(TORCHREC_VERSION)
+
 # Most tests wait for timers and disks more than they compute, so PARALLEL packages run at once.
 # `make lint` vets everything; go test would vet each package again in each build.
 PARALLEL ?= 4
@@ -184,6 +201,9 @@ bench-smoke: build ## the same, too short to quote: shows that it still runs
 PYTHON ?= /usr/bin/python3
 CSHARED = GOEXPERIMENT=$(SIMD) go build -buildmode=c-shared -ldflags '$(LDFLAGS)'
 
+# python/rowraft/_version.py has the version of the package, and what is in the wheel states it, too, with the commit.
+WHEEL_VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' python/rowraft/_version.py)+$(VERSION)
+
 .PHONY: librowraft
 librowraft: ## bin/librowraft.so, the Go client as a C library (needs gcc)
 	$(CSHARED) -o $(BIN)/librowraft.so ./capi
@@ -193,23 +213,38 @@ test-python: build librowraft ## tests of the Python package on real servers (AR
 	cd python && ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=. \
 		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pytest -q -p no:cacheprovider $(ARGS)
 
+.PHONY: test-python-torch
+test-python-torch: $(TORCH_ENV) ## the same with a current PyTorch and TorchRec (5.5 GB in .cache), and mypy with its types
+	$(MAKE) --no-print-directory test-python lint-python PYTHON=$</bin/python
+	$</bin/python -c 'import torchrec' # or its test would be skipped
+
 .PHONY: bench-python
 bench-python: build librowraft ## pull and push from Python next to rowraft-bench, on one cluster (ARGS="--rounds 5"; 2 minutes)
 	ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=python \
 		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) bench/python.py --bench $(BIN)/rowraft-bench $(ARGS)
 
-# Nothing in the wheel depends on the directory or the symbols of this machine; the server needs no C library.
+.PHONY: bench-python-step
+bench-python-step: build librowraft $(TORCH_ENV) ## a step of a DLRM on a local cluster ÷ the same with nn.EmbeddingBag in process (ARGS="--rounds 7"; 3 minutes)
+	ROWRAFT_LIBRARY=$(CURDIR)/$(BIN)/librowraft.so ROWRAFT_BINARY=$(CURDIR)/$(BIN)/rowraft PYTHONPATH=python \
+		PYTHONDONTWRITEBYTECODE=1 $(TORCH_ENV)/bin/python -W ignore bench/python_step.py $(ARGS)
+
+# Nothing in the wheel depends on the directory or the symbols of this machine. The server needs no C library; the
+# client resolves names as the server does, and needs no function of a new glibc.
 .PHONY: wheel
 wheel: ## bin/wheel/rowraft-*.whl: the Python package with the library and the server (x86-64, needs gcc)
 	rm -rf $(BIN)/wheel && mkdir -p $(BIN)/wheel/lib
-	$(CSHARED) -trimpath -ldflags '-s -w $(LDFLAGS)' -o $(BIN)/wheel/lib/librowraft.so ./capi
-	GOEXPERIMENT=$(SIMD) CGO_ENABLED=0 go build -trimpath -ldflags '-s -w $(LDFLAGS)' -o $(BIN)/wheel/lib/ ./cmd/rowraft
+	CGO_CFLAGS='-O2 -include $(CURDIR)/capi/glibc.h' $(CSHARED) -tags netgo -trimpath -ldflags '-s -w -X main.version=$(WHEEL_VERSION)' -o $(BIN)/wheel/lib/librowraft.so ./capi
+	GOEXPERIMENT=$(SIMD) CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(WHEEL_VERSION)' -o $(BIN)/wheel/lib/ ./cmd/rowraft
 	$(PYTHON) python/backend.py $(BIN)/wheel
+
+.PHONY: test-wheel
+test-wheel: wheel $(WHEEL_ENV) ## auditwheel, twine, and the tests of the client with the wheel in CPython 3.11 to 3.13, those that are here
+	TOOLS=$(WHEEL_ENV)/bin scripts/test-wheel.sh $(BIN)/wheel/*.whl
 
 ##@ Check
 
 .PHONY: lint
-lint: fmt-check vet staticcheck proto-lint ## gofmt, go vet, staticcheck, buf lint, buf breaking
+lint: fmt-check vet staticcheck proto-lint lint-python ## gofmt, go vet, staticcheck, buf lint, buf breaking, ruff, mypy
 
 .PHONY: fmt-check
 fmt-check: ## fail if gofmt would change a file
@@ -232,6 +267,13 @@ staticcheck: $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) ## staticcheck: everyth
 proto-lint: $(TOOLS)/buf-$(BUF_VERSION) ## buf lint; buf breaking against the last release
 	$< lint
 	scripts/proto-breaking.sh $<
+
+# mypy reads the types of numpy and PyTorch in the packages of PYTHON.
+.PHONY: lint-python
+lint-python: $(PYLINT_ENV) ## ruff check, ruff format, mypy --strict
+	$</bin/ruff check --no-cache -q --config python/pyproject.toml python bench
+	$</bin/ruff format --no-cache -q --config python/pyproject.toml --check python bench
+	cd python && $</bin/python -m mypy --python-executable $(PYTHON) --cache-dir $(CURDIR)/.cache/mypy
 
 .PHONY: mod-check
 mod-check: ## go.mod and go.sum are tidy and the module cache is intact
@@ -271,6 +313,26 @@ $(TOOLS)/staticcheck-$(STATICCHECK_VERSION):
 
 $(TOOLS)/buf-$(BUF_VERSION):
 	$(call install-tool,github.com/bufbuild/buf/cmd/buf@$(BUF_VERSION))
+
+$(PYLINT_ENV):
+	$(call python-env,ruff==$(RUFF_VERSION) mypy==$(MYPY_VERSION))
+
+$(WHEEL_ENV):
+	$(call python-env,auditwheel==$(AUDITWHEEL_VERSION) twine==$(TWINE_VERSION))
+
+# TorchRec comes without the packages that it needs on several machines only.
+$(TORCH_ENV):
+	$(call python-env,$(TORCH_PACKAGES),$(TORCHREC_PACKAGES))
+
+# python-env installs packages into the environment $@, and others without what they need. A failure leaves nothing.
+define python-env
+@rm -rf $@
+trap '[ -f $@/complete ] || rm -rf $@' EXIT; \
+$(PYTHON) -m venv $@; \
+$@/bin/pip install -q --disable-pip-version-check --no-cache-dir $(1); \
+$(if $(2),$@/bin/pip install -q --disable-pip-version-check --no-cache-dir --no-deps $(2);) \
+touch $@/complete
+endef
 
 # install-tool builds one command at its version and keeps it under the target's name.
 define install-tool

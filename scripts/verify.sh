@@ -6,9 +6,10 @@
 #   scripts/verify.sh [--full]
 #
 # --full is for a release and takes hours. It adds the e2e tests that only run before a
-# release (docs/testing.md), more seeds of simulation and chaos, every package without
-# SIMD and under the race detector, arm64, the benchmarks that must keep running,
-# fuzzing (FUZZTIME=30s for each target) and a soak (MIN=30 minutes).
+# release (docs/testing.md), more seeds of simulation and chaos, the Python package as a
+# wheel and with a current PyTorch (5.5 GB), every package without SIMD and under the
+# race detector, arm64, the benchmarks that must keep running, fuzzing (FUZZTIME=30s for
+# each target) and a soak (MIN=30 minutes).
 #
 # SKIP="race documents" leaves stages out, for a run at the desk; CI skips none.
 set -euo pipefail
@@ -65,6 +66,8 @@ if [ -z "$full" ]; then
 	stage documents documents # runs the demo, too
 	stage chaos chaos CHAOS_SEEDS="2 3"
 else
+	stage python-torch test-python-torch
+	stage test-wheel test-wheel
 	stage test-plain test-plain PLAIN_PKG="$(scripts/plain-packages.sh | tr '\n' ' ')"
 	stage race race RACE_SKIP= RACE_PKG="$(go list ./... | grep -v '/e2e$' | tr '\n' ' ')"
 	stage sim sim

@@ -12,6 +12,7 @@ import rowraft
 torch = pytest.importorskip("torch")
 
 import rowraft.torch as rt  # noqa: E402
+from rowraft.torch import _modules  # noqa: E402
 from rowraft.torch._jagged import positions  # noqa: E402
 
 
@@ -164,6 +165,28 @@ def test_what_is_pushed(ps, name):
     assert not list(emb.parameters()) and list(emb.state_dict()) == ["_extra_state"]  # tests/test_state.py
 
 
+@pytest.mark.parametrize("in_flight", [0, 4])
+def test_one_push_for_each_backward(ps, name, in_flight, monkeypatch):
+    """All tables that have gradients are in it."""
+    emb = rt.EmbeddingBagCollection(
+        ps,
+        [rt.EmbeddingBagConfig(name + f, 2, [f], optimizer=rt.SGD(lr=1.0), init=rt.Zeros()) for f in "abc"],
+        in_flight=in_flight,
+    )
+    pushes = []
+    call = "push_many_async" if in_flight else "push_many"
+    push = getattr(ps, call)
+    monkeypatch.setattr(ps, call, lambda parts: pushes.append([t.name for t, _, _ in parts]) or push(parts))
+    out = emb(rt.KeyedJaggedTensor(["a", "b", "c"], torch.tensor([1, 2, 2]), torch.tensor([1, 0, 2])))
+    out.values().sum().backward(retain_graph=True)
+    assert pushes == [[name + "a", name + "c"]]  # b has no ids
+    (2 * out["c"].sum()).backward()
+    assert pushes[1:] == [[name + "c"]]
+    emb.flush()
+    assert ps.table(name + "a").pull([1]).tolist() == [[-1, -1]]
+    assert ps.table(name + "c").pull([2]).tolist() == [[-6, -6]]
+
+
 def test_prefetch(ps, name):
     emb = rt.EmbeddingBagCollection(
         ps, [rt.EmbeddingBagConfig(name, 2, ["f"], optimizer=rt.SGD(lr=1.0), init=rt.Zeros())]
@@ -309,11 +332,67 @@ def test_data_loader(ps, name, context):
     assert (ps.table(name).pull(range(12)) == -1).all()
 
 
+def test_the_module_has_a_device(ps, name):
+    """The device "meta" stands for a GPU: the features are on the CPU, the vectors where the module is."""
+    emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"])])
+    sequences = rt.EmbeddingCollection(ps, [rt.EmbeddingConfig(name, 2, ["f"])])
+    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1, 2, 3]), torch.tensor([2, 1]))
+    model = torch.nn.ModuleList([emb, sequences])
+    assert emb(batch)["f"].device.type == "cpu"
+    model.half()
+    assert emb(batch)["f"].device.type == "cpu" and emb(batch)["f"].dtype == torch.float32
+    model.to("meta")
+    assert emb(batch)["f"].device.type == "meta" and emb(batch)["f"].shape == (2, 2)
+    assert sequences(batch)["f"].values().device.type == sequences(batch)["f"].lengths().device.type == "meta"
+
+
+def test_copies_to_a_gpu_have_a_stream(monkeypatch):
+    """The order of the calls of _move, with a CUDA that only notes them."""
+    calls = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            calls.append(f"{self.name} waits for {other.name}")
+
+        def __enter__(self):
+            calls.append(f"in {self.name}")
+
+        def __exit__(self, *_):
+            calls.append(f"out of {self.name}")
+
+    class Rows:
+        def to(self, device, non_blocking):
+            assert device.type == "cuda" and non_blocking
+            calls.append("copy")
+            return self
+
+        def record_stream(self, stream):
+            calls.append(f"memory used by {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("compute"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda s: s)
+    _modules._side_stream.cache_clear()
+    _modules._move([Rows(), Rows()], torch.device("cuda", 0))
+    _modules._side_stream.cache_clear()
+    assert calls == [
+        "in copies",
+        "copy",
+        "copy",
+        "out of copies",
+        "compute waits for copies",
+        *["memory used by compute"] * 2,
+    ]
+
+
 def test_torchrec(ps, name):
     """TorchRec's own class is accepted where it is installed."""
     sparse = pytest.importorskip("torchrec.sparse.jagged_tensor")
     emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"], init=rt.Normal(1, 1))])
     values, lengths = torch.tensor([1, 2, 3]), torch.tensor([2, 1])
-    theirs = emb(sparse.KeyedJaggedTensor(["f"], values, lengths))
+    theirs = emb(sparse.KeyedJaggedTensor(["f"], values, lengths=lengths))
     ours = emb(rt.KeyedJaggedTensor(["f"], values, lengths))
     assert torch.equal(theirs["f"], ours["f"]) and theirs.values().shape == (2, 2)

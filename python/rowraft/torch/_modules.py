@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Union
 
 import numpy as np
@@ -81,12 +82,15 @@ def pool(
         raise errors.InvalidArgumentError(
             f"weights: want pooling SUM, got {pooling.name}", errors.Code.INVALID_ARGUMENT
         )
+    out: torch.Tensor
     if pooling is NONE:
-        return F.embedding(indices, rows)
-    if indices.numel() == 0:  # embedding_bag refuses an empty table
-        return rows[:0].sum() + rows.new_zeros(lengths.shape[0], rows.shape[1])
-    offsets = F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))[:-1]
-    return F.embedding_bag(indices, rows, offsets, mode=pooling.value, per_sample_weights=weights)
+        out = F.embedding(indices, rows)
+    elif indices.numel() == 0:  # embedding_bag refuses an empty table
+        out = rows[:0].sum() + rows.new_zeros(lengths.shape[0], rows.shape[1])
+    else:
+        offsets = F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))[:-1]
+        out = F.embedding_bag(indices, rows, offsets, mode=pooling.value, per_sample_weights=weights)
+    return out
 
 
 @dataclasses.dataclass
@@ -101,8 +105,11 @@ class _Part:
 class Prepared:
     """A batch whose rows are being pulled, from ``prepare``. It may be given to the module once."""
 
-    def __init__(self, batch: Jagged, parts: list[_Part], pull: Future[Any] | None) -> None:
+    def __init__(
+        self, batch: Jagged, at: dict[str, tuple[int, int, torch.Tensor]], parts: list[_Part], pull: Future[Any] | None
+    ) -> None:
         self.batch = batch
+        self._at = at  # of positions
         self._parts = parts
         self._pull = pull  # None: a job pulls when the rows are used
         self._step = 0  # of the job, when the pull began
@@ -138,6 +145,22 @@ class _Collection(nn.Module):
         self._tables: list[Table] | None = None
         self._pushes: collections.deque[Future[None]] = collections.deque()
         self._job: _Worker | None = None
+        self._device = torch.device("cpu")
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the device of ``to``: the module has no parameter that would."""
+        super()._apply(fn, *args, **kwargs)  # type: ignore[no-untyped-call, unused-ignore]
+        self._device = fn(torch.empty(0, device=self._device)).device
+        return self
+
+    def _target(self, values: torch.Tensor) -> torch.device:
+        """Return the device of the vectors: the module's, or that of values if the module was not moved to one."""
+        device: torch.device = values.device
+        if self._device.type == "cpu":
+            return device
+        if device.type != "cpu" and device != self._device:
+            raise bad(f"features: on {device}, and the module is on {self._device}")
+        return self._device
 
     def _open(self) -> list[Table]:
         if self._job is not None:
@@ -182,6 +205,7 @@ class _Collection(nn.Module):
         values = batch.values()
         if values.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"values: dtype {values.dtype}: want torch.int64")
+        pin = self._target(values).type == "cuda"
         parts = []
         for config in self._configs:
             missing = [f for f in config.feature_names if f not in at]
@@ -191,9 +215,9 @@ class _Collection(nn.Module):
             unique, indices = torch.unique(ids, return_inverse=True)
             if unique.numel() and int(unique[0]) < 0:
                 raise bad(f"values: id {int(unique[0])} of table {config.name!r} is negative")
-            rows = torch.empty((unique.numel(), config.embedding_dim), dtype=torch.float32, pin_memory=values.is_cuda)
+            rows = torch.empty((unique.numel(), config.embedding_dim), dtype=torch.float32, pin_memory=pin)
             parts.append(_Part(unique.cpu().numpy().astype(np.uint64), indices, rows))
-        prepared = Prepared(batch, parts, None)
+        prepared = Prepared(batch, at, parts, None)
         prepared._of = self
         if self._job is not None:
             self._job.pull(tables, prepared)
@@ -201,8 +225,8 @@ class _Collection(nn.Module):
             prepared._pull = self._client.pull_many_async([(t, p.ids, p.rows.numpy()) for t, p in zip(tables, parts)])
         return prepared
 
-    def _rows(self, prepared: Prepared) -> Iterator[tuple[EmbeddingConfig, _Part, torch.Tensor]]:
-        """Return the rows of each table on the batch's device; in training, with their push as a hook."""
+    def _rows(self, prepared: Prepared) -> Iterator[tuple[EmbeddingConfig, torch.Tensor, torch.Tensor]]:
+        """Return rows and indices of each table on the device. In training, backward pushes the gradients of rows."""
         if prepared._of is not self:
             raise bad("features: this Prepared is of another module")
         if prepared._used:
@@ -215,31 +239,68 @@ class _Collection(nn.Module):
             assert prepared._pull is not None
             prepared._pull.result()
         prepared._used = True  # after an error, the batch may be given again
-        device = prepared.batch.values().device
-        train = self.training and torch.is_grad_enabled()
-        for table, config, part in zip(tables, self._configs, prepared._parts):
-            rows = part.rows.to(device, non_blocking=True)
-            if train and len(part.ids):
-                rows.requires_grad_()
-                rows.register_hook(self._pusher(table, part.ids))  # type: ignore[no-untyped-call]
-            yield config, part, rows
+        device = self._target(prepared.batch.values())
+        moved = _move([t for p in prepared._parts for t in (p.rows, p.indices)], device)
+        all_rows, indices = moved[::2], moved[1::2]
+        if self.training and torch.is_grad_enabled():
+            ids = [p.ids for p in prepared._parts]
+            all_rows = _Pushed.apply(self, ids, torch.empty(0, requires_grad=True), *all_rows)
+        yield from zip(self._configs, all_rows, indices)
 
-    def _pusher(self, table: Table, ids: np.ndarray[Any, Any]) -> Callable[[torch.Tensor], None]:
-        """Return what autograd calls with the sum of the gradients of each id, once for each backward."""
-
-        def push(grad: torch.Tensor) -> None:
-            values = grad.detach().to("cpu", torch.float32).contiguous().numpy()
-            if self._job is not None:
-                self._job.collect(table, ids, values.copy())
-                return
-            if self._in_flight == 0:
-                table.push(ids, values)
-                return
-            self._pushes.append(table.push_async(ids, values.copy()))  # autograd may use its memory again
+    def _push(self, ids: list[np.ndarray[Any, Any]], grads: Sequence[torch.Tensor | None]) -> None:
+        """Push the sum of the gradients of each id, once for each backward and all tables in one call."""
+        mine = [(table, i, g) for table, i, g in zip(self._open(), ids, grads) if g is not None and len(i)]
+        # Copies, because autograd may use its memory again.
+        copies = [torch.empty(g.shape, dtype=torch.float32, pin_memory=g.is_cuda) for _, _, g in mine]
+        for to, (_, _, g) in zip(copies, mine):
+            to.copy_(g.detach(), non_blocking=True)
+        for device in {g.device for _, _, g in mine if g.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # type: ignore[no-untyped-call, unused-ignore]
+        parts = [(table, i, to.numpy()) for to, (table, i, _) in zip(copies, mine)]
+        if self._job is not None:
+            for table, i, values in parts:
+                self._job.collect(table, i, values)
+        elif self._in_flight == 0:
+            self._client.push_many(parts)
+        else:
+            self._pushes.append(self._client.push_many_async(parts))
             for f in list(self._pushes)[: -self._in_flight]:
-                f._settle(-1)  # the next forward raises its error: here it would stop the pushes of other tables
+                f._settle(-1)  # the next forward raises its error: here it would stop the backward
 
-        return push
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def _move(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return tensors on a device. A GPU copies them on their own stream, while it computes what was queued before."""
+    if device.type != "cuda":
+        return [t.to(device) for t in tensors]
+    compute, copy = torch.cuda.current_stream(device), _side_stream(device)
+    with torch.cuda.stream(copy):
+        moved = [t.to(device, non_blocking=True) for t in tensors]
+    compute.wait_stream(copy)  # type: ignore[no-untyped-call, unused-ignore]
+    for t in moved:
+        t.record_stream(compute)  # its memory belongs to the other stream
+    return moved
+
+
+class _Pushed(torch.autograd.Function):
+    """The identity of the rows of all tables. Its backward pushes their gradients."""
+
+    @staticmethod
+    def forward(  # type: ignore[override, unused-ignore]
+        ctx: Any, module: _Collection, ids: list[np.ndarray[Any, Any]], anchor: torch.Tensor, *rows: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.module, ctx.ids = module, ids
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[None, ...]:
+        ctx.module._push(ctx.ids, grads)
+        return (None,) * (3 + len(grads))
 
 
 class EmbeddingBagCollection(_Collection):
@@ -274,7 +335,7 @@ class EmbeddingBagCollection(_Collection):
         self._is_weighted = is_weighted
 
     def forward(self, features: Batch) -> KeyedTensor:
-        """Return the pooled vectors of a batch, on the device of its values.
+        """Return the pooled vectors of a batch, on the module's device if ``to`` has moved it, or that of the values.
 
         In training, backward pushes the gradients. In eval mode, or under ``torch.no_grad``, nothing is pushed.
 
@@ -287,16 +348,17 @@ class EmbeddingBagCollection(_Collection):
         weights = batch.weights_or_none() if self._is_weighted else None
         if self._is_weighted and weights is None:
             raise bad("features: is_weighted, but the batch has no weights")
-        at = positions(batch)
         keys, pooled = [], []
-        for config, part, rows in self._rows(prepared):
+        for config, rows, indices in self._rows(prepared):
             assert isinstance(config, EmbeddingBagConfig)
             begin = 0
             for f in config.feature_names:
-                low, high, lengths = at[f]
-                w = None if weights is None else weights[low:high].to(rows.dtype)
+                low, high, lengths = prepared._at[f]
+                w = None if weights is None else weights[low:high].to(rows)
                 keys.append(f)
-                pooled.append(pool(rows, part.indices[begin : begin + high - low], lengths, config.pooling, w))
+                pooled.append(
+                    pool(rows, indices[begin : begin + high - low], lengths.to(rows.device), config.pooling, w)
+                )
                 begin += high - low
         return KeyedTensor(keys, pooled)
 
@@ -310,13 +372,13 @@ class EmbeddingCollection(_Collection):
     def forward(self, features: Batch) -> dict[str, JaggedTensor]:
         """Return the vector of each id, by feature."""
         prepared = features if isinstance(features, Prepared) else self.prepare(features)
-        at = positions(prepared.batch)
         out = {}
-        for config, part, rows in self._rows(prepared):
+        for config, rows, indices in self._rows(prepared):
             begin = 0
             for f in config.feature_names:
-                low, high, lengths = at[f]
-                out[f] = JaggedTensor(pool(rows, part.indices[begin : begin + high - low], lengths, NONE), lengths)
+                low, high, lengths = prepared._at[f]
+                lengths = lengths.to(rows.device)
+                out[f] = JaggedTensor(pool(rows, indices[begin : begin + high - low], lengths, NONE), lengths)
                 begin += high - low
         return out
 
