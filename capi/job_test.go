@@ -96,7 +96,7 @@ func TestPausesOfAJob(t *testing.T) {
 			}
 			select {
 			case <-held:
-				t.Error("hold returned before the release")
+				t.Fatal("hold returned before the release")
 			case <-time.After(20 * time.Millisecond):
 			}
 			p.Release()
