@@ -187,7 +187,7 @@ class Rows(nn.Module):
         """Return the row of each id: (ids, dim)."""
         index, seen = self.find(ids)
         weight = self.embedding.weight
-        rows = weight.new_zeros((ids.numel(), weight.shape[1]))
+        rows: torch.Tensor = weight.new_zeros((ids.numel(), weight.shape[1]))
         rows[seen] = weight[index[seen]]
         rows[~seen] = self.initial(ids[~seen]).to(rows)
         return rows

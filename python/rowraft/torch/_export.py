@@ -187,7 +187,8 @@ def _write(path: pathlib.Path, dense: dict[str, torch.Tensor], rows: dict[str, _
         entries.append((f"tables/{name}/weight", torch.float32, [n, s.dim], s.sorted()))
 
     def size(dtype: torch.dtype) -> int:
-        return torch.empty((), dtype=dtype).element_size()
+        n: int = torch.empty((), dtype=dtype).element_size()
+        return n
 
     entries.sort(key=lambda e: (-size(e[1]), e[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
