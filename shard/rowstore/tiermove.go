@@ -106,8 +106,7 @@ func (r *Tier) warm(slot rowraft.Slot, e uint64, rec record) error {
 	}
 	copy(x.bytes(x.at(p)), x.bytes(rec))
 	r.replace(slot, seg, at, e>>32<<32|uint64(p)+1)
-	r.added(p)
-	r.clock.Touch(p)
+	r.added(p) // without a use: a row that is not used again leaves before rows that are
 	r.drop(coldPlace(e))
 	return nil
 }
