@@ -167,7 +167,7 @@ func (c *Capacity) validate() error {
 
 // MinMemory and MaxMemory are the limits of [Schema.Memory].
 const (
-	MinMemory = 1 << 16
+	MinMemory = 1 << 10
 	MaxMemory = 1 << 50
 )
 

@@ -68,9 +68,22 @@ func New(bytes int64, dim int) (*Cache, error) {
 	if err := CheckBytes(bytes); err != nil {
 		return nil, err
 	}
-	set := ways * (int64(unsafe.Sizeof(line{})) + int64(dim)*int64(unsafe.Sizeof(float32(0))))
-	n := max((bytes-int64(unsafe.Sizeof(Cache{})))/set, 1)
+	n := max((bytes-int64(unsafe.Sizeof(Cache{})))/(ways*copyBytes(dim)), 1)
 	return &Cache{dim: dim, sets: uint64(n), lines: make([]line, n*ways), values: make([]float32, n*ways*int64(dim))}, nil
+}
+
+// copyBytes returns the bytes of a copy of a row of dim weights.
+func copyBytes(dim int) int64 {
+	return int64(unsafe.Sizeof(line{})) + int64(dim)*int64(unsafe.Sizeof(float32(0)))
+}
+
+// BytesFor returns the size of a cache for so many rows of dim weights, at least MinBytes and at most MaxBytes.
+func BytesFor(rows, dim int) int64 {
+	if rows > MaxBytes/int(copyBytes(dim)) {
+		return MaxBytes
+	}
+	sets := (int64(rows) + ways - 1) / ways
+	return min(max(int64(unsafe.Sizeof(Cache{}))+sets*ways*copyBytes(dim), MinBytes), MaxBytes)
 }
 
 // CheckBytes returns an error for a size that New refuses.

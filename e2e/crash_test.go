@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
@@ -12,11 +13,14 @@ import (
 // again and again. The clients know nothing of it: they go on resending under the
 // same numbers, and any error they see fails the test, a lost session above all.
 func TestKillAllServers(t *testing.T) {
-	for _, backend := range []string{"rowlog", "bolt"} {
-		t.Run(backend, func(t *testing.T) {
+	for _, tc := range []struct {
+		name, backend string
+		memory        uint64
+	}{{"rowlog", "rowlog", 0}, {"tiered", "rowlog", rowraft.MinMemory}, {"bolt", "bolt", 0}} {
+		t.Run(tc.name, func(t *testing.T) {
 			rng := seed(t)
-			c := start(t, localcluster.Options{Backend: backend})
-			l := startLoad(c, rng, loadOptions{clients: 3, workers: 3, keys: 512, perPush: 48})
+			c := start(t, localcluster.Options{Backend: tc.backend})
+			l := startLoad(c, rng, loadOptions{clients: 3, workers: 3, keys: 512, perPush: 48, memory: tc.memory})
 			for round := range rounds(4) {
 				l.more(20 + rng.IntN(300))
 				killed := time.Now()
@@ -27,9 +31,30 @@ func TestKillAllServers(t *testing.T) {
 					round+1, served.Seconds(), l.recovered(killed).Seconds())
 			}
 			l.more(50)
+			if now, read := c.coldRows(); tc.memory > 0 && (now < 512 || read == 0) {
+				t.Errorf("%d rows are on disk, and %d were read from there since the last start: want most of the rows", now,
+					read)
+			}
 			l.check(c)
 		})
 	}
+}
+
+// coldRows returns how many rows lie in the files of tiered tables, and how many were read from there.
+func (c *cluster) coldRows() (now, read uint64) {
+	c.t.Helper()
+	for _, s := range c.Servers() {
+		st, err := localcluster.Status(c.t.Context(), s.Addr)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		for _, r := range st.Replicas {
+			for _, table := range r.Tables {
+				now, read = now+table.ColdRows, read+table.ColdRowsRead
+			}
+		}
+	}
+	return now, read
 }
 
 // Each leader in turn is killed under pushes and pulls; it comes back while the

@@ -33,10 +33,11 @@ func seed(t testing.TB) *rand.Rand {
 // loadOptions say who pushes what.
 type loadOptions struct {
 	clients int
-	workers int // goroutines of each client, each with one push under way
-	keys    int // rows in the table
-	perPush int // rows in one push; enough of them touch every shard
-	dim     int // 0: as many as clients
+	workers int    // goroutines of each client, each with one push under way
+	keys    int    // rows in the table
+	perPush int    // rows in one push; enough of them touch every shard
+	dim     int    // 0: as many as clients
+	memory  uint64 // of a tiered table; 0: all rows are in memory
 }
 
 // load is clients that push counters and read them back.
@@ -92,6 +93,7 @@ func startLoad(c *cluster, rng *rand.Rand, opts loadOptions) *load {
 			Name: counters, Kind: rowraft.Sparse, Dim: opts.dim,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			Memory:      opts.memory,
 		}, true)
 		if err != nil {
 			c.t.Fatal(err)

@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -31,6 +32,24 @@ func (c *CacheConfig) Size() int64 {
 	}
 	n, _ := humanize.ParseBytes(c.Bytes) // Validate has checked it
 	return int64(n)
+}
+
+// rowsStaleness is the bound in steps of SetRows: docs/caching.md has what it saves and what it costs.
+const rowsStaleness = 8
+
+// SetRows makes the copies take the memory of that many rows of dim weights, and no less than the smallest cache. 0 is
+// no cache. Without a bound, copies may be 8 steps old. REQUIRES: rows and dim are at least 0.
+//
+// Parameter servers of other frameworks have this setting (MindSpore: vocab_cache_size of EmbeddingLookup).
+func (c *CacheConfig) SetRows(rows, dim int) {
+	if rows == 0 {
+		*c = CacheConfig{}
+		return
+	}
+	c.Bytes = strconv.FormatInt(cache.BytesFor(rows, dim), 10)
+	if c.Staleness == (StalenessLimit{}) {
+		c.Staleness.Steps = rowsStaleness
+	}
 }
 
 // validate returns the first problem of c in a job of that mode and mode of reads.

@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +39,33 @@ func TestCacheConfig(t *testing.T) {
 	}
 	if got := (&CacheConfig{Bytes: "64MiB"}).Size(); got != 64<<20 {
 		t.Errorf("64MiB are %d bytes", got)
+	}
+}
+
+// The number of rows of scripts for other frameworks gives the memory of so many copies.
+func TestCacheOfRows(t *testing.T) {
+	for _, tc := range []struct {
+		rows, dim int
+		had, want CacheConfig
+	}{
+		{0, 16, CacheConfig{"64MiB", StalenessLimit{Steps: 4}}, CacheConfig{}},
+		{1, 16, CacheConfig{}, CacheConfig{"1048576", StalenessLimit{Steps: 8}}},
+		{math.MaxInt, 16, CacheConfig{"1MiB", StalenessLimit{Steps: 2}},
+			CacheConfig{"17592186044416", StalenessLimit{Steps: 2}}},
+		{1, 1, CacheConfig{"1MiB", StalenessLimit{Age: 1}}, CacheConfig{"1048576", StalenessLimit{Age: 1}}},
+	} {
+		got := tc.had
+		if got.SetRows(tc.rows, tc.dim); got != tc.want {
+			t.Errorf("%d rows of dim %d: %+v, want %+v", tc.rows, tc.dim, got, tc.want)
+		}
+	}
+	var c CacheConfig
+	c.SetRows(300_000, 80)
+	if n := c.Size(); n < 300_000*(24+80*4) || n > 300_000*(24+80*4)+64<<10 {
+		t.Errorf("300,000 rows of dim 80 have %d bytes", n)
+	}
+	if err := c.validate(Async, "leader"); err != nil {
+		t.Error(err)
 	}
 }
 

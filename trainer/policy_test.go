@@ -46,7 +46,7 @@ dense: {storage: bfloat16}
 		"embeddings: {store: disk}":                   "want memory or tiered",
 		"embeddings: {store: tiered}":                 "such as 8GiB",
 		"embeddings: {memory: 1GiB}":                  "needs store: tiered",
-		"embeddings: {store: tiered, memory: 1KiB}":   "want 65536",
+		"embeddings: {store: tiered, memory: 1KB}":    "want 1024",
 		"dense: {store: tiered, memory: 1GiB}":        "only a sparse one",
 		"dense: {expire: 5s}":                         "dense table",
 		"dense: {capacity: {rows: 9999, evict: lru}}": "dense table",

@@ -81,13 +81,13 @@ func as[R printer](run func(context.Context, benchConfig, io.Writer) (R, error))
 
 var measurements = []measurement{
 	{
-		name: "pull", short: "Measure the rate of pulls", run: as(bench), flags: endpointFlags,
+		name: "pull", short: "Measure the rate of pulls", run: as(bench), flags: tableFlags,
 		example: "  rowraft-bench pull --rows 1000000 --dim 16 --conns 4",
 		long: `Measure the rate of pulls. With --endpoints it creates a table named bench.… on that cluster and
 leaves it there.`,
 	},
 	{
-		name: "push", short: "Measure the rate of pushes", run: as(bench), flags: endpointFlags,
+		name: "push", short: "Measure the rate of pushes", run: as(bench), flags: tableFlags,
 		example: "  rowraft-bench push --replicas 3 --optimizer adagrad --keys zipf --json",
 		long: `Measure the rate of pushes. With --endpoints it creates a table named bench.… on that cluster and
 leaves it there.`,
@@ -99,6 +99,7 @@ leaves it there.`,
 the time until it serves again and has what the leaders had.`,
 		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
 			fl.StringVar(&cfg.kill, "kill", "one", "which servers to kill, one or all")
+			memoryFlag(fl, cfg)
 		},
 	},
 	{
@@ -228,6 +229,17 @@ func endpointFlags(fl *pflag.FlagSet, cfg *benchConfig) {
 	fl.StringVar(&cfg.files.CA, "cacert", "",
 		"with --endpoints: certificate of the CA that signed the servers', a PEM file")
 	fl.BoolVar(&cfg.insecure, "insecure", false, "with --endpoints: plaintext instead of TLS")
+}
+
+// tableFlags are those of pull and push.
+func tableFlags(fl *pflag.FlagSet, cfg *benchConfig) {
+	endpointFlags(fl, cfg)
+	memoryFlag(fl, cfg)
+}
+
+func memoryFlag(fl *pflag.FlagSet, cfg *benchConfig) {
+	fl.StringVar(&cfg.memory, "memory", "",
+		"memory of the table, for example 64MiB: other rows are on disk; default: all rows are in memory")
 }
 
 // connection checks the flags of a connection to a running cluster.

@@ -38,6 +38,7 @@ type restartResult struct {
 
 	Killed    string  `json:"killed"`
 	Dim       int     `json:"dim"`
+	Memory    string  `json:"table_memory"` // of a tiered table; "": all rows are in memory
 	Optimizer string  `json:"optimizer"`
 	Pushed    float64 `json:"seconds_of_pushes_before"`
 	Replicas  int     `json:"replicas"`
@@ -73,7 +74,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	r = &restartResult{
-		Schema: cli.JSONSchema, Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim,
+		Schema: cli.JSONSchema, Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim, Memory: cfg.memory,
 		Optimizer: cfg.optimizer, Pushed: cfg.seconds,
 		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, Host: scaffold.ThisHost(),
 	}
@@ -190,13 +191,17 @@ func (r *restartResult) Print(w io.Writer) error {
 	if !r.Passed {
 		verdict = "ABOVE THE BAR"
 	}
+	memory := ""
+	if r.Memory != "" {
+		memory = ", " + r.Memory + " of memory"
+	}
 	return cli.Facts(w, []string{
 		"ready", fmt.Sprintf("%.2f s", r.Ready),
 		"caught up", fmt.Sprintf("%.2f s, %s of %.0f s; %.1f s of CPU", r.CaughtUp, verdict, r.Bar, r.CPU),
 		"read", fmt.Sprintf("%s of snapshots, %s of log", humanize.IBytes(uint64(r.SnapshotBytes)),
 			humanize.IBytes(r.LogBytes)),
-		"server", fmt.Sprintf("%s rows, dim %d, %s, %s, %s, log %s, killed: %s", cli.Count(r.Rows), r.Dim, r.Optimizer,
-			cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend, r.Killed),
+		"server", fmt.Sprintf("%s rows, dim %d%s, %s, %s, %s, log %s, killed: %s", cli.Count(r.Rows), r.Dim, memory,
+			r.Optimizer, cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend, r.Killed),
 		"machine", r.Host.String(),
 	}...)
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/dustin/go-humanize"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -36,6 +37,7 @@ type benchConfig struct {
 	optimizer string
 	rows      int
 	dim       int
+	memory    string // of a tiered table; "": all rows
 	batch     int
 	conns     int
 	keys      string // "uniform" or "zipf"
@@ -236,9 +238,15 @@ func benchSchema(cfg benchConfig) (rowraft.Schema, error) {
 	if err != nil {
 		return rowraft.Schema{}, err
 	}
+	memory := uint64(0)
+	if cfg.memory != "" {
+		if memory, err = humanize.ParseBytes(cfg.memory); err != nil || memory == 0 {
+			return rowraft.Schema{}, cli.Usagef("--memory %q: want a size such as 64MiB", cfg.memory)
+		}
+	}
 	return rowraft.Schema{
 		Name: fmt.Sprintf("bench.%s.%d.%d.%d", cfg.optimizer, cfg.dim, cfg.rows, cfg.seed),
-		Kind: rowraft.Sparse, Dim: cfg.dim,
+		Kind: rowraft.Sparse, Dim: cfg.dim, Memory: memory,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: cfg.seed, A: -0.01, B: 0.01},
 		Optimizer:   opt,
 	}, nil

@@ -13,6 +13,7 @@ type workload struct {
 	Optimizer string `json:"optimizer"`
 	Rows      int    `json:"rows"`
 	Dim       int    `json:"dim"`
+	Memory    string `json:"table_memory"` // of a tiered table; "": all rows are in memory
 	Batch     int    `json:"batch"`
 	Conns     int    `json:"conns"`
 	Keys      string `json:"keys"`
@@ -24,13 +25,17 @@ type workload struct {
 
 func workloadOf(cfg *benchConfig, m *clustermap.Map) workload {
 	return workload{
-		Optimizer: cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
+		Optimizer: cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Memory: cfg.memory,
+		Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
 		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend, Host: scaffold.ThisHost(),
 	}
 }
 
 // facts returns the lines of package cli's Facts. The line of the table ends with more.
 func (l *workload) facts(more string) []string {
+	if l.Memory != "" {
+		more += ", " + l.Memory + " of memory"
+	}
 	return []string{
 		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys%s", cli.Count(uint64(l.Rows)), l.Dim, l.Optimizer, l.Keys, more),
 		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(l.Replicas, "replica"), cli.Plural(l.Shards, "shard"), l.Backend),

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
@@ -143,6 +144,8 @@ func TestStartReadsItsEnvironment(t *testing.T) {
 		{"a server that trains", ms + "MS_ROLE=MS_PSERVER MS_SERVER_NUM=1 MS_WORKER_NUM=1", nil, 2, "rowraft start"},
 		{"a rank beyond the number", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=1", nil, 2, "PADDLE_TRAINER_ID"},
 		{"a missing number", ms + "MS_ROLE=MS_WORKER", nil, 2, "MS_WORKER_NUM"},
+		{"rows of a cache", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1", []string{"--vocab_cache_size", "-1"}, 2,
+			"--vocab-cache-size -1: want ≥ 0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, v := range append(strings.Fields(tc.env), "ROWRAFT_INSECURE=true", "ROWRAFT_START_TIMEOUT=1ms") {
@@ -154,6 +157,34 @@ func TestStartReadsItsEnvironment(t *testing.T) {
 				t.Errorf("exit code %d, %v; want %d and %q", code, err, tc.code, tc.want)
 			}
 		})
+	}
+}
+
+// TestVocabCacheSize: the rows of a script for MindSpore are the cache of the job.
+func TestVocabCacheSize(t *testing.T) {
+	const cached = "generator: {}\nmodel: {dim: 100}\ncache: {bytes: 8MiB, staleness: {steps: 2}}\n"
+	for _, tc := range []struct {
+		job, flag string
+		want      int64
+		steps     int
+	}{
+		{"generator: {}\nmodel: {dim: 100}\n", "--vocab_cache_size=100000", 100_000 * (24 + 4*100), 8},
+		{cached, "--vocab-cache-size=100000", 100_000 * (24 + 4*100), 2},
+		{cached, "--vocab_cache_size=0", 0, 0},
+		{cached, "--batch=7", 8 << 20, 2},
+	} {
+		var o options
+		cmd, set := newStartOf(&o), trainer.DefaultConfig()
+		err := cmd.ParseFlags([]string{"--local", "--config", file(t, "job.yaml", tc.job), tc.flag})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := o.load(cmd, &set)
+		size, steps := cfg.Cache.Size(), cfg.Cache.Staleness.Steps
+		if err != nil || size < tc.want || size > tc.want+64<<10 || steps != tc.steps {
+			t.Errorf("%s with %q: %d bytes, %d steps, %v; want %d and a bit more, and %d", tc.flag, tc.job, size, steps, err,
+				tc.want, tc.steps)
+		}
 	}
 }
 

@@ -23,6 +23,8 @@ const (
 	defaultStartTimeout = 10 * time.Minute
 	// stepLineEvery is how many steps pass between two lines of --progress steps.
 	stepLineEvery = 10
+
+	flagVocabCacheSize = "vocab-cache-size"
 )
 
 // startFlags are the flags that `start` has in addition to those of `train`.
@@ -35,10 +37,11 @@ type startFlags struct {
 
 // newStart returns the command start: train, with the cluster and the worker's place from the variables of a
 // framework.
-func newStart() *cobra.Command {
-	var o options
+func newStart() *cobra.Command { return newStartOf(new(options)) }
+
+func newStartOf(o *options) *cobra.Command {
 	var f startFlags
-	cmd := newJobCommandOf(&o)
+	cmd := newJobCommandOf(o)
 	train := cmd.RunE
 	cmd.Use, cmd.Short = "start", "Train as a worker of a cluster that the environment describes"
 	cmd.Long = `Start is train for scripts of other parameter servers: environment variables say where the servers are and which worker
@@ -62,12 +65,23 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
 	fl.DurationVar(&f.timeout, "start-timeout", defaultStartTimeout,
 		"how long to wait for servers and workers; then the process ends with exit code 4")
 	fl.StringVar(&f.name, launch.FlagName, "", "as --worker; MS_NODE_ID")
+	fl.IntVar(&o.vocabCacheSize, flagVocabCacheSize, 0, "rows of the embedding table that the worker keeps copies of, up "+
+		"to 8 steps old: the cache of the job's file, in rows; 0: none")
+	fl.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "vocab_cache_size" { // as scripts for MindSpore have it
+			name = flagVocabCacheSize
+		}
+		return pflag.NormalizedName(name)
+	})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := f.read(cmd.Flags()); err != nil {
 			return err
 		}
 		if f.timeout <= 0 {
 			return cli.Usagef("--start-timeout %v: want > 0", f.timeout)
+		}
+		if o.vocabCacheSize < 0 {
+			return cli.Usagef("--%s %d: want ≥ 0", flagVocabCacheSize, o.vocabCacheSize)
 		}
 		if o.insecure != o.tls.IsZero() {
 			return cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")
@@ -77,7 +91,7 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
 				return err
 			}
 		}
-		if err := f.await(cmd.Context(), &o); err != nil {
+		if err := f.await(cmd.Context(), o); err != nil {
 			return err
 		}
 		return train(cmd, args)

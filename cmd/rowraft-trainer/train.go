@@ -42,6 +42,7 @@ type options struct {
 	rank            int
 	mustExist       bool          // all tables must exist: create none
 	fresh, yes      bool          // delete the job's tables first; do not ask before that
+	vocabCacheSize  int           // rows of the cache
 	waitForTrainers trainerWaiter // nil: this worker only registers
 	notes           io.Writer     // standard error
 	tls             rpc.TLSFiles
@@ -207,6 +208,9 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	over(given("steps"), &cfg.Steps, set.Steps)
 	over(given("patience"), &cfg.Patience, set.Patience)
 	over(given("dim"), &cfg.Model.Dim, set.Model.Dim)
+	if given(flagVocabCacheSize) {
+		cfg.Cache.SetRows(o.vocabCacheSize, cfg.Model.Dim)
+	}
 	over(given("resume"), &cfg.Resume, set.Resume)
 	over(given("checkpoint-at-end"), &cfg.Checkpoint.AtEnd, set.Checkpoint.AtEnd)
 	over(given("audit"), &cfg.Audit, set.Audit)

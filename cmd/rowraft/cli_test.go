@@ -319,7 +319,7 @@ func TestWrongUsage(t *testing.T) {
 		{"an unknown store", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--store", "tierd"},
 			[]string{"--store", "did you mean", "tiered"}},
 		{"too small a size", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--store", "tiered",
-			"--memory", "10KB"}, []string{"65536"}},
+			"--memory", "1KB"}, []string{"1024"}},
 		{"a flag of another optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "sgd", "--beta1",
 			"0.5"}, []string{"--beta1", "--optimizer sgd"}},
 		{"a constant of ftrl", "", []string{"table", "create", "t", "--dim", "4", "--l1", "0.5"},

@@ -27,7 +27,7 @@ func (l *Load) Ballast(ctx context.Context, bytesPerShard int64) error {
 	table, err := c.CreateTable(ctx, rowraft.Schema{
 		Name: "ballast", Kind: rowraft.Sparse, Dim: ballastDim,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
-		Memory: rowraft.MinMemory, // most rows are on disk
+		Memory: 1 << 16, // most rows are on disk
 	}, true)
 	if err != nil {
 		return err

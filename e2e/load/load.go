@@ -185,7 +185,7 @@ func (l *Load) Dial(ctx context.Context, number int, opts client.Options) (*Coun
 		Name: TableName, Kind: rowraft.Sparse, Dim: l.Dims(),
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 		Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
-		Memory:      rowraft.MinMemory, // most rows are on disk
+		Memory:      rowraft.MinMemory, // of one row or two on each replica: the others are on disk
 	}, true)
 	if err != nil {
 		c.Close()

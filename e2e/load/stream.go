@@ -41,7 +41,7 @@ func (l *Load) dialStream(ctx context.Context) (*stream, error) {
 		Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1, Epsilon: 1e-8},
 		Admission:   rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}, Expire: 3,
 		Capacity: rowraft.Capacity{Rows: uint64(c.Map().SlotCount()), Evict: rowraft.EvictLFU},
-		Memory:   rowraft.MinMemory, // most rows are on disk
+		Memory:   1 << 16, // most rows are on disk
 	}, true)
 	if err != nil {
 		c.Close()

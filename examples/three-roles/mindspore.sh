@@ -27,7 +27,7 @@ trap stop EXIT
 
 workers=()
 for ((i = 0; i < MS_WORKER_NUM; i++)); do
-	MS_ROLE=MS_WORKER MS_NODE_ID=worker_$i rowraft-trainer start --config job.yaml >"$DIR/worker_$i.log" 2>&1 &
+	MS_ROLE=MS_WORKER MS_NODE_ID=worker_$i rowraft-trainer start --config job.yaml --vocab_cache_size 20000 >"$DIR/worker_$i.log" 2>&1 &
 	workers+=($!)
 done
 for ((i = 0; i < MS_SERVER_NUM; i++)); do

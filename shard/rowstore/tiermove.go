@@ -40,10 +40,10 @@ func (r *Tier) load(keys []rowraft.Key) error {
 		return err
 	}
 	r.refs = r.appendCold(r.refs[:0], keys)
-	return r.warmAll(r.refs, true)
+	return r.warmAll(r.refs)
 }
 
-// loadSlot moves all rows of slot into memory. That is no use of them: they are the first to leave again.
+// loadSlot moves all rows of slot into memory.
 func (r *Tier) loadSlot(slot rowraft.Slot) error {
 	if r == nil {
 		return nil
@@ -54,15 +54,15 @@ func (r *Tier) loadSlot(slot rowraft.Slot) error {
 			r.refs = append(r.refs, coldEntry{e: e, slot: slot})
 		}
 	}
-	return r.warmAll(r.refs, false)
+	return r.warmAll(r.refs)
 }
 
 // warmAll moves the rows of cold into memory, with warm.
-func (r *Tier) warmAll(cold []coldEntry, used bool) error {
+func (r *Tier) warmAll(cold []coldEntry) error {
 	var failed error
 	err := r.each(cold, func(c *coldEntry, rec record) {
 		if failed == nil {
-			failed = r.warm(c.slot, c.e, rec, used)
+			failed = r.warm(c.slot, c.e, rec)
 		}
 	})
 	if err == nil {
@@ -84,7 +84,7 @@ func (r *Tier) takeWaiting() error {
 	w.Unlock()
 	for _, row := range rows {
 		rec := record{unsafe.Pointer(unsafe.SliceData(row.record))}
-		if err := r.warm(r.table.index.slotOf(rowraft.Key(rec.key())), row.e, rec, true); err != nil {
+		if err := r.warm(r.table.index.slotOf(rowraft.Key(rec.key())), row.e, rec); err != nil {
 			return err
 		}
 	}
@@ -92,10 +92,10 @@ func (r *Tier) takeWaiting() error {
 }
 
 // warm moves the row rec of the cold entry e of slot into memory. It does nothing if the slot has no such entry: the
-// row has moved since it was read, or was removed. With used it counts as a use of the row.
+// row has moved since it was read, or was removed.
 //
 // Errors: CodeOverloaded if the system has no memory.
-func (r *Tier) warm(slot rowraft.Slot, e uint64, rec record, used bool) error {
+func (r *Tier) warm(slot rowraft.Slot, e uint64, rec record) error {
 	x := &r.table.index
 	seg := x.segment(slot, uint32(e>>32))
 	at, ok := seg.find(e)
@@ -107,11 +107,8 @@ func (r *Tier) warm(slot rowraft.Slot, e uint64, rec record, used bool) error {
 		return err
 	}
 	copy(x.bytes(x.at(p)), x.bytes(rec))
-	r.added(p)
+	r.added(p) // without a use: a row that is not used again leaves before rows that are
 	r.replace(slot, seg, at, e>>32<<32|uint64(p)+1)
-	if used {
-		r.clock.Touch(p)
-	}
 	r.drop(coldPlace(e))
 	return nil
 }

@@ -59,46 +59,33 @@ disk only where the cgroup has no room for the file in the page cache.`,
 	fl.IntVar(&c.rows, "rows", 1_000_000, "rows of each table, of dim 16 with Adagrad")
 	fl.IntVar(&c.times, "times", 4, "size of the table in memory, divided by the memory of the tiered one")
 	fl.StringVar(&c.dir, "dir", os.TempDir(), "directory of the file with cold rows")
-	fl.Float64Var(&c.seconds, "seconds", 3, "time of each figure; as long again warms the table up")
+	fl.Float64Var(&c.seconds, "seconds", 3, "time of each figure; as long again warms the tiered table up")
 	fl.BoolVar(&check, "check", false, "exit with code 3 if a figure misses its bar")
 	return cmd
 }
 
 func tier(c tierConfig, print func(figures.Figure)) error {
 	s := schema(rowraft.Sparse, 16)
-	rates := map[string]float64{}
 	inMemory, err := filled(s, c.rows, batchKeys, nil)
 	if err != nil {
 		return err
 	}
 	size := inMemory.Bytes()
-	err = measureTier(c, inMemory, func(name string, rate, _ float64) { rates[name] = rate })
-	if err = errors.Join(err, inMemory.Close()); err != nil {
-		return err
-	}
-
-	file, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("rowraft-bench-tier-%d", os.Getpid())))
-	if err != nil {
-		return err
-	}
-	defer os.Remove(file.Name())
 	s.Memory = uint64(size) / uint64(c.times)
-	table, err := rowstore.New(rowstore.Options{Schema: s, Tier: file})
+	table, err := tiered(c, s)
 	if err != nil {
-		return errors.Join(err, file.Close())
+		return errors.Join(err, inMemory.Close())
 	}
 	defer table.Close()
-	if err := fill(table, 0, c.rows, batchKeys, nil); err != nil {
-		return err
-	}
-	if err := measureTier(c, table, func(name string, rate, cold float64) {
-		print(figures.Free("tier/"+name+"/in memory", rates[name]/1e6, "Mrows/s"))
-		print(figures.Free("tier/"+name+"/tiered", rate/1e6, "Mrows/s"))
+	err = measureTier(c, inMemory, table, func(name string, memory, tiered, cold float64) {
+		print(figures.Free("tier/"+name+"/in memory", memory/1e6, "Mrows/s"))
+		print(figures.Free("tier/"+name+"/tiered", tiered/1e6, "Mrows/s"))
 		print(figures.Free("tier/"+name+"/read from the file", cold, "of rows"))
 		if name == "zipf 1.05/pull" {
-			print(figures.AtLeast("tier/"+name+"/share of the rate in memory", rate/rates[name], "", 0.25))
+			print(figures.AtLeast("tier/"+name+"/share of the rate in memory", tiered/memory, "", 0.25))
 		}
-	}); err != nil {
+	})
+	if err = errors.Join(err, inMemory.Close()); err != nil { // its pages do not count below
 		return err
 	}
 	const mib = 1 << 20
@@ -120,11 +107,56 @@ func tier(c tierConfig, print func(figures.Figure)) error {
 	return nil
 }
 
-// measureTier reports rows per second of pulls and pushes for each skew, and the share of the rows that were read from
-// the file.
-func measureTier(c tierConfig, t *rowstore.Table, report func(name string, rate, cold float64)) error {
-	dst := make([]byte, batchKeys*16*4)
-	grads := floatBytes(someGradients(batchKeys * 16))
+// tiered returns a table with its cold rows in a file that has no name any more.
+func tiered(c tierConfig, s rowraft.Schema) (*rowstore.Table, error) {
+	file, err := os.CreateTemp(c.dir, "rowraft-bench-tier-")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(file.Name()); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	table, err := rowstore.New(rowstore.Options{Schema: s, Tier: file})
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	if err := fill(table, 0, c.rows, batchKeys, nil); err != nil {
+		return nil, errors.Join(err, table.Close())
+	}
+	return table, nil
+}
+
+// measureTier reports rows per second of pulls and pushes for each skew, of both tables, and the share of the rows of
+// the tiered one that were read from the file. The two rates are measured one right after the other: others may use the
+// machine.
+func measureTier(c tierConfig, inMemory, tiered *rowstore.Table,
+	report func(name string, memory, tiered, cold float64)) error {
+	dst := make([]byte, 1024*16*4)
+	grads := floatBytes(someGradients(1024 * 16))
+	push := func(t *rowstore.Table, k []rowraft.Key) error {
+		for ; len(k) > 0; k = k[1024:] { // as a shard applies them
+			if err := t.Tier().Prefetch(k[:1024]); err != nil {
+				return err
+			}
+			if err := t.Update(k[:1024], grads, rowraft.Float32, 0.01); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	pull := func(t *rowstore.Table, k []rowraft.Key) error {
+		for ; len(k) > 0; k = k[1024:] {
+			if err := t.Pull(k[:1024], dst, rowraft.Float32, nil); err != nil {
+				return err
+			}
+			if t.Tier().NeedsSettle() {
+				if err := t.Tier().Settle(); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
 	for _, skew := range skews {
 		keys, err := skewed(skew, c.rows, min(400, max(4, int(400*c.seconds))))
 		if err != nil {
@@ -134,55 +166,35 @@ func measureTier(c tierConfig, t *rowstore.Table, report func(name string, rate,
 		if skew == 0 {
 			name = "uniform"
 		}
+		n := 0
+		timed := func(t *rowstore.Table, do func(*rowstore.Table, []rowraft.Key) error) (perSecond, cold float64, _ error) {
+			before, begun, rows := t.Tier().Stats().Read, time.Now(), 0
+			for time.Since(begun).Seconds() < c.seconds {
+				if err := do(t, keys[n%len(keys)]); err != nil {
+					return 0, 0, err
+				}
+				n++
+				rows += batchKeys
+			}
+			took := time.Since(begun).Seconds()
+			return float64(rows) / took, float64(t.Tier().Stats().Read-before) / float64(rows), nil
+		}
 		for _, op := range []struct {
 			name string
-			do   func([]rowraft.Key) error
-		}{
-			{"push", func(k []rowraft.Key) error {
-				for ; len(k) > 0; k = k[1024:] { // as a shard applies them
-					if err := t.Tier().Prefetch(k[:1024]); err != nil {
-						return err
-					}
-					if err := t.Update(k[:1024], grads[:1024*16*4], rowraft.Float32, 0.01); err != nil {
-						return err
-					}
-				}
-				return nil
-			}},
-			{"pull", func(k []rowraft.Key) error {
-				for ; len(k) > 0; k = k[1024:] {
-					if err := t.Pull(k[:1024], dst[:1024*16*4], rowraft.Float32, nil); err != nil {
-						return err
-					}
-					if t.Tier().NeedsSettle() {
-						if err := t.Tier().Settle(); err != nil {
-							return err
-						}
-					}
-				}
-				return nil
-			}},
-		} {
-			n := 0
-			timed := func() (rows int, took time.Duration, err error) {
-				for begun := time.Now(); took.Seconds() < c.seconds; took = time.Since(begun) {
-					if err := op.do(keys[n%len(keys)]); err != nil {
-						return 0, 0, err
-					}
-					n++
-					rows += batchKeys
-				}
-				return rows, took, nil
-			}
-			if _, _, err := timed(); err != nil {
+			do   func(*rowstore.Table, []rowraft.Key) error
+		}{{"push", push}, {"pull", pull}} {
+			if _, _, err := timed(tiered, op.do); err != nil { // it warms the tier up
 				return err
 			}
-			before := t.Tier().Stats().Read
-			rows, took, err := timed()
+			memory, _, err := timed(inMemory, op.do)
 			if err != nil {
 				return err
 			}
-			report(name+"/"+op.name, float64(rows)/took.Seconds(), float64(t.Tier().Stats().Read-before)/float64(rows))
+			rate, cold, err := timed(tiered, op.do)
+			if err != nil {
+				return err
+			}
+			report(name+"/"+op.name, memory, rate, cold)
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ type keysJSON struct {
 	OverSeconds float64  `json:"over_seconds"`
 	Rows        float64  `json:"rows_per_second"`
 	Counted     int      `json:"keys_counted"` // keys with counters
-	Zipf        float64  `json:"zipf"`         // exponent that fits the hottest keys; 0: too few accesses
+	Zipf        float64  `json:"zipf"`         // exponent that fits the hottest keys; 0: unknown
 	Keys        []hotKey `json:"keys"`
 	Curve       []point  `json:"curve"`
 	Silent      []string `json:"silent"` // servers that did not answer
@@ -115,7 +115,7 @@ func curve(all []hotKey) (out []point) {
 }
 
 // zipf returns the exponent of the power law that fits the keys that were sampled often enough, by least squares of the
-// logarithms; 0 if these are too few.
+// logarithms; 0 if these are too few: there were few accesses, or they are flat.
 func zipf(all []hotKey) float64 {
 	const enough, minKeys, maxFit = 40, 8, 200
 	var n, sx, sy, sxx, sxy float64

@@ -17,7 +17,7 @@ func (v *keysJSON) print(w io.Writer, wide bool) error {
 	if v.Rows == 0 {
 		return nothing(w, v.Silent)
 	}
-	skew := "too few accesses to tell"
+	skew := "unknown: too few accesses, or no key has much more than the others"
 	if v.Zipf > 0 {
 		skew = fmt.Sprintf("about Zipf %.2f, by the hottest keys", v.Zipf)
 	}
