@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""DLRM (arXiv:1906.00091) on click logs with the columns of Criteo; the embeddings are on a rowraft cluster.
+
+    python dlrm.py                                             # generated data, three servers on this machine
+    python dlrm.py --data criteo_train8k.csv --batch 128       # the file of examples/README.md
+    python dlrm.py --servers ps0:7070,ps1:7070 --certs ~/.rowraft
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import hashlib
+import itertools
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+import rowraft
+import rowraft.torch as rt
+
+FEATURES = [f"C{i}" for i in range(1, 27)]
+
+
+class Generated:
+    """A log whose clicks have a known probability: a batch depends only on the number of its first example."""
+
+    IDS = 1_000  # of each feature
+
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
+        rng = np.random.default_rng(1)
+        self.effect = rng.normal(0, 0.25, (len(FEATURES), self.IDS))  # of each id on the click
+        self.slope = rng.normal(0, 0.15, 13)
+        share = 1 / (np.arange(self.IDS) + 5) ** 1.1  # few ids are frequent, most are rare
+        self.cumulative = (share / share.sum()).cumsum()
+
+    def draw(self, at):
+        rng = np.random.default_rng([2, at[0]])
+        dense = rng.normal(size=(len(at), 13))
+        rank = self.cumulative[:-1].searchsorted(rng.random((len(FEATURES), len(at))))
+        logit = dense @ self.slope + np.take_along_axis(self.effect, rank, 1).sum(0) - 1
+        return dense, rank + self.IDS * np.arange(len(FEATURES))[:, None], logit, rng.random(len(at))
+
+    def batch(self, at):
+        dense, ids, logit, luck = self.draw(at)
+        return batch_of(dense, ids, luck < 1 / (1 + np.exp(-logit)))
+
+
+class Criteo:
+    """A CSV file with the columns label, I1 to I13 and C1 to C26."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, newline="") as f:
+            rows = list(itertools.islice(csv.reader(f), 1, None))
+        number = np.array([[float(x or 0) for x in r[1:14]] for r in rows])
+        self.dense = np.sign(number) * np.log1p(np.abs(number))
+        self.ids = np.array([[key(f, r[14 + i]) for r in rows] for i, f in enumerate(FEATURES)])
+        self.click = np.array([r[0] == "1" for r in rows])
+        self.examples = len(rows)
+
+    def batch(self, at):
+        return batch_of(self.dense[at], self.ids[:, at], self.click[at])
+
+
+def key(feature: str, value: str) -> int:
+    """A number of 63 bits for a value of a feature: no vocabulary, and one table for all features."""
+    return int.from_bytes(hashlib.blake2b(f"{feature}={value}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+def batch_of(dense, ids, click):
+    """ids has shape (features, examples): all examples of the first feature come first, as in TorchRec."""
+    values = torch.from_numpy(ids.reshape(-1))
+    features = rt.KeyedJaggedTensor(FEATURES, values, torch.ones_like(values))  # each bag has one id
+    return torch.from_numpy(dense).float(), features, torch.from_numpy(click).float()
+
+
+class DLRM(nn.Module):
+    """Two MLPs, and between them the dot product of each pair of vectors."""
+
+    def __init__(self, emb: rt.EmbeddingBagCollection, dim: int, dense_in: int) -> None:
+        super().__init__()
+        self.emb, self.dim, n = emb, dim, len(FEATURES) + 1
+        self.bottom = nn.Sequential(nn.Linear(dense_in, 64), nn.ReLU(), nn.Linear(64, dim), nn.ReLU())
+        self.top = nn.Sequential(
+            nn.Linear(dim + n * (n - 1) // 2, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+        )
+        row, column = torch.tril_indices(n, n, -1)
+        self.register_buffer("pairs", row * n + column, persistent=False)
+
+    def forward(self, dense, features):
+        low = self.bottom(dense)
+        vectors = torch.cat([low, self.emb(features).values()], 1).view(len(low), -1, self.dim)
+        dots = (vectors @ vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        return self.top(torch.cat([low, dots], 1)).squeeze(1)
+
+
+def auc(score: np.ndarray, click: np.ndarray) -> float:
+    """The share of pairs of a click and a non-click that the score orders correctly."""
+    rank = np.empty(len(score))
+    rank[score.argsort()] = np.arange(len(score))
+    clicks = click.sum()
+    return float((rank[click > 0].sum() - clicks * (clicks - 1) / 2) / (clicks * (len(click) - clicks)))
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--servers", help="host:port of a running cluster; default: three servers on this machine")
+    p.add_argument("--certs", help="directory of its certificates")
+    p.add_argument("--data", help="CSV file; default: generated data")
+    p.add_argument("--examples", type=int, default=200_000, help="of generated data")
+    p.add_argument("--batch", type=int, default=256, help="examples of a batch")
+    args = p.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = Criteo(args.data) if args.data else Generated(args.examples)
+    cut = data.examples * 4 // 5  # the last fifth is held out
+
+    def load(first: int, end: int):
+        return torch.utils.data.DataLoader(range(first, end), batch_size=args.batch, collate_fn=data.batch)
+
+    with contextlib.ExitStack() as stack:
+        if args.servers:
+            ps = stack.enter_context(rowraft.connect(args.servers, certs=args.certs))
+        else:
+            ps = stack.enter_context(stack.enter_context(rowraft.local(3)).connect())
+        torch.manual_seed(1)
+        emb = rt.EmbeddingBagCollection(ps, tables=[
+            rt.EmbeddingBagConfig(name="criteo", embedding_dim=16, feature_names=FEATURES, pooling=rt.SUM,
+                                  optimizer=rt.Adagrad(lr=0.02), init=rt.Uniform(-0.05, 0.05))])  # fmt: skip
+        model = DLRM(emb, 16, dense_in=13).to(device)
+        opt = torch.optim.Adagrad(model.parameters(), lr=0.02)  # the dense weights; the servers train the tables
+        bce = nn.BCEWithLogitsLoss()
+
+        def on_device(loader):
+            return ((dense.to(device), features.to(device), y.to(device)) for dense, features, y in loader)
+
+        began, losses, examples = time.perf_counter(), [], 0
+        for step, (dense, features, y) in enumerate(rt.prefetch(on_device(load(0, cut)), emb), 1):
+            loss = bce(model(dense, features), y)
+            opt.zero_grad()
+            loss.backward()  # pushes the gradients of the rows
+            opt.step()
+            losses.append(loss.detach())
+            examples += len(y)
+            if step % 100 == 0 or examples == cut:
+                loss, seconds = float(torch.stack(losses[-100:]).mean()), time.perf_counter() - began
+                print(f"step {step}: loss {loss:.4f}, {examples / seconds:,.0f} examples/s, "
+                      f"{emb.waited / seconds:.1%} of the time waiting for rows", flush=True)  # fmt: skip
+        emb.flush()
+
+        model.eval()  # pulls only
+        with torch.no_grad():
+            scores = [(model(d, f).cpu(), y.cpu()) for d, f, y in on_device(load(cut, data.examples))]
+        score, y = (torch.cat(x).numpy() for x in zip(*scores))
+        rows = next(t.rows for t in ps.tables() if t.name == "criteo")
+        print(f"AUC {auc(score, y):.4f} on {len(y):,} held-out examples; the table has {rows:,} rows")
+        if not args.data:
+            best = np.concatenate([data.draw(range(i, min(i + args.batch, data.examples)))[2]
+                                   for i in range(cut, data.examples, args.batch)])  # fmt: skip
+            print(f"AUC {auc(best, y):.4f} is the best possible: it is that of the true probabilities")
+
+
+if __name__ == "__main__":
+    main()
