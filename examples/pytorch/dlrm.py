@@ -4,6 +4,7 @@
     python dlrm.py                                             # generated data, three servers on this machine
     python dlrm.py --data criteo_train8k.csv --batch 128       # the file of examples/README.md
     python dlrm.py --servers ps0:7070,ps1:7070 --certs ~/.rowraft
+    torchrun --nproc-per-node 2 dlrm.py --servers ps0:7070,ps1:7070 --certs ~/.rowraft --mode sync
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import csv
 import hashlib
 import itertools
+import os
 import time
 
 import numpy as np
@@ -112,6 +114,8 @@ def main() -> None:
     p.add_argument("--certs", help="directory of its certificates")
     p.add_argument("--data", help="CSV file; default: generated data")
     p.add_argument("--examples", type=int, default=200_000, help="of generated data")
+    p.add_argument("--job", default="dlrm", help="name of the job, and of its table")
+    p.add_argument("--mode", default="async", choices=["async", "sync", "ssp", "geo"], help="of several workers")
     p.add_argument("--batch", type=int, default=256, help="examples of a batch")
     args = p.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -128,34 +132,45 @@ def main() -> None:
             ps = stack.enter_context(stack.enter_context(rowraft.local(3)).connect())
         torch.manual_seed(1)
         emb = rt.EmbeddingBagCollection(ps, tables=[
-            rt.EmbeddingBagConfig(name="criteo", embedding_dim=16, feature_names=FEATURES, pooling=rt.SUM,
+            rt.EmbeddingBagConfig(name=args.job, embedding_dim=16, feature_names=FEATURES, pooling=rt.SUM,
                                   optimizer=rt.Adagrad(lr=0.02), init=rt.Uniform(-0.05, 0.05))])  # fmt: skip
         model = DLRM(emb, 16, dense_in=13).to(device)
-        opt = torch.optim.Adagrad(model.parameters(), lr=0.02)  # the dense weights; the servers train the tables
+        # One worker has its dense weights itself. With several the servers train them, as the rows.
+        alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+        opt = torch.optim.Adagrad(model.parameters(), lr=0.02) if alone else None
+        job = stack.enter_context(rt.Job(
+            ps, args.job, model=model, opt=opt, dense=None if alone else rt.Adagrad(lr=0.02), mode=args.mode,
+            staleness=4 if args.mode == "ssp" else None,
+        ))  # fmt: skip
         bce = nn.BCEWithLogitsLoss()
 
         def on_device(loader):
             return ((dense.to(device), features.to(device), y.to(device)) for dense, features, y in loader)
 
+        start = job.resume()
         began, losses, examples = time.perf_counter(), [], 0
-        for step, (dense, features, y) in enumerate(rt.prefetch(on_device(load(0, cut)), emb), 1):
+        for step, (dense, features, y) in enumerate(rt.prefetch(on_device(job.data(load(0, cut))), emb), start):
             loss = bce(model(dense, features), y)
-            opt.zero_grad()
-            loss.backward()  # pushes the gradients of the rows
-            opt.step()
+            model.zero_grad()
+            loss.backward()
+            if opt is not None:
+                opt.step()
+            job.step(step)  # pushes the gradients of the rows
             losses.append(loss.detach())
             examples += len(y)
-            if step % 100 == 0 or examples == cut:
+            if step % 100 == 99:
                 loss, seconds = float(torch.stack(losses[-100:]).mean()), time.perf_counter() - began
-                print(f"step {step}: loss {loss:.4f}, {examples / seconds:,.0f} examples/s, "
+                print(f"step {step + 1}: loss {loss:.4f}, {examples / seconds:,.0f} examples/s, "
                       f"{emb.waited / seconds:.1%} of the time waiting for rows", flush=True)  # fmt: skip
-        emb.flush()
+        job.close()
+        if job.rank != 0:
+            return
 
         model.eval()  # pulls only
         with torch.no_grad():
             scores = [(model(d, f).cpu(), y.cpu()) for d, f, y in on_device(load(cut, data.examples))]
         score, y = (torch.cat(x).numpy() for x in zip(*scores))
-        rows = next(t.rows for t in ps.tables() if t.name == "criteo")
+        rows = next(t.rows for t in ps.tables() if t.name == args.job)
         print(f"AUC {auc(score, y):.4f} on {len(y):,} held-out examples; the table has {rows:,} rows")
         if not args.data:
             best = np.concatenate([data.draw(range(i, min(i + args.batch, data.examples)))[2]

@@ -23,7 +23,7 @@ import rowraft.torch as rt
 HISTORY = 20  # items of a user that the model sees
 
 
-def generate(users: int = 2_000, items: int = 2_000, topics: int = 50) -> list[np.ndarray]:
+def generate(users: int, items: int = 2_000, topics: int = 50) -> list[np.ndarray]:
     """Users stay with a topic for some items, and most of what they see is popular in it."""
     rng = np.random.default_rng(1)
     share = 1 / np.arange(1, items // topics + 1)
@@ -101,12 +101,13 @@ def main() -> None:
     p.add_argument("--servers", help="host:port of a running cluster; default: three servers on this machine")
     p.add_argument("--certs", help="directory of its certificates")
     p.add_argument("--data", help="file of views; default: generated users")
+    p.add_argument("--users", type=int, default=2_000, help="that are generated")
     p.add_argument("--epochs", type=int, default=3, help="passes over the views")
     p.add_argument("--batch", type=int, default=256, help="views of a batch: the items of the others are negatives")
     args = p.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(1)
-    views = Views(read(args.data) if args.data else generate())
+    views = Views(read(args.data) if args.data else generate(args.users))
     loader = torch.utils.data.DataLoader(
         views.train, batch_size=args.batch, shuffle=True, drop_last=True, collate_fn=views.batch
     )
