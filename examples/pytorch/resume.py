@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A worker that is killed (-9) and started again continues: rows, dense weights and position of one cut.
 
-    python resume.py                          # three servers on this machine; kills the worker by itself
-    python resume.py --servers ps0:7070 --certs ~/.rowraft --checkpoints /mnt/shared/checkpoints   # kill it yourself
+python resume.py                          # three servers on this machine; kills the worker by itself
+python resume.py --servers ps0:7070 --certs ~/.rowraft --checkpoints /mnt/shared/checkpoints   # kill it yourself
 """
 
 from __future__ import annotations

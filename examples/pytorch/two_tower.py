@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Two-tower retrieval: from the items that a user has seen, find the next one. The items are on a rowraft cluster.
 
-    python two_tower.py                                  # generated users, three servers on this machine
-    python two_tower.py --data ml-100k/u.data            # user, item, rating, time, separated by tabs
-    python two_tower.py --servers ps0:7070,ps1:7070 --certs ~/.rowraft
+python two_tower.py                                  # generated users, three servers on this machine
+python two_tower.py --data ml-100k/u.data            # user, item, rating, time, separated by tabs
+python two_tower.py --servers ps0:7070,ps1:7070 --certs ~/.rowraft
 """
 
 from __future__ import annotations

@@ -28,6 +28,11 @@ class LocalCluster:
     """Servers that this process has started; they end with it. As a context manager it stops them."""
 
     def __init__(self, n: int, shards: int | None, timeout: float) -> None:
+        for name, value in (("n", n), ("shards", shards)):
+            if not isinstance(value, int) and (name == "n" or value is not None):
+                raise TypeError(f"{name}: want an int, got {value!r}")
+        if shards is not None and shards < 1:
+            raise errors.InvalidArgumentError(f"shards: {shards}: want 1 or more", errors.Code.INVALID_ARGUMENT)
         binary = _lib.find("rowraft", "ROWRAFT_BINARY") or shutil.which("rowraft")
         if binary is None:
             raise errors.LibraryError("the program rowraft is neither in this installation nor in PATH")
@@ -41,6 +46,9 @@ class LocalCluster:
             raise
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, _stop, self._view["handle"], self._dir, os.getpid())
+
+    def __repr__(self) -> str:
+        return f"<rowraft.LocalCluster {','.join(self.endpoints)}{'' if self._finalizer.alive else ' closed'}>"
 
     def __enter__(self) -> LocalCluster:
         return self
@@ -65,6 +73,8 @@ class LocalCluster:
 
     def connect(self, **options: Any) -> Client:
         """Return a client; options are those of ``rowraft.connect``. The cluster closes it when it stops."""
+        if not self._finalizer.alive:
+            raise errors.ClosedError("the cluster is closed", errors.Code.CLOSING)
         c = connect(self.endpoints, certs=self.certs, **options)
         self._clients.add(c)
         return c

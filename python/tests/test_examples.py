@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -20,9 +19,8 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "pytorch"
 
 def run(script: str, *arguments: str) -> str:
     """Run a script as a user does and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *arguments], capture_output=True, text=True, timeout=600, env=os.environ
-    )
+    command = [sys.executable, str(EXAMPLES / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

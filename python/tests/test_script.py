@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -35,7 +34,7 @@ def test_the_script(tmp_path):
     with rowraft.local(3) as cluster, cluster.connect() as ps:
         p = subprocess.Popen(
             [sys.executable, str(SCRIPT), ",".join(cluster.endpoints), cluster.certs, str(tmp_path)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:
             kills = 0
