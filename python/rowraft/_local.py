@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
 import weakref
-from typing import Any
+from typing import IO, Any
 
 from rowraft import _lib, errors
 from rowraft._client import Client, connect
+
+_PREFIX = "rowraft-local-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +40,16 @@ class LocalCluster:
         binary = _lib.find("rowraft", "ROWRAFT_BINARY") or shutil.which("rowraft")
         if binary is None:
             raise errors.LibraryError("the program rowraft is neither in this installation nor in PATH")
-        self._dir = tempfile.mkdtemp(prefix="rowraft-local-")
+        _remove_abandoned()
+        self._dir = tempfile.mkdtemp(prefix=_PREFIX)
+        self._lock = _lock(self._dir)
         try:
             self._view: dict[str, Any] = _lib.call(
                 "start_cluster", timeout=timeout, binary=str(binary), dir=self._dir, servers=n, shards=shards or 0
             )
         except BaseException:
             shutil.rmtree(self._dir, ignore_errors=True)
+            self._lock.close()
             raise
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, _stop, self._view["handle"], self._dir, os.getpid())
@@ -92,6 +99,24 @@ class LocalCluster:
         for c in list(self._clients):
             c.close()
         self._finalizer()
+        self._lock.close()
+
+
+def _lock(directory: str) -> IO[bytes]:
+    """Return an open file that this process has locked until it ends: the directory is in use."""
+    new = os.path.join(directory, "new")
+    f = open(new, "wb")  # noqa: SIM115
+    fcntl.flock(f, fcntl.LOCK_EX)
+    os.rename(new, os.path.join(directory, "lock"))
+    return f
+
+
+def _remove_abandoned() -> None:
+    """Remove the directories of processes that were killed: their servers have ended with them."""
+    for path in glob.glob(os.path.join(tempfile.gettempdir(), f"{_PREFIX}*", "lock")):
+        with contextlib.suppress(OSError), open(path, "rb") as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
 
 def _stop(handle: int, directory: str, pid: int) -> None:
@@ -105,7 +130,8 @@ def _stop(handle: int, directory: str, pid: int) -> None:
 def local(n: int = 3, *, shards: int | None = None, timeout: float = 120.0) -> LocalCluster:
     """Start a cluster of n servers on this machine, for notebooks and tests.
 
-    The data is in a temporary directory, which :meth:`LocalCluster.close` removes, or the end of Python.
+    The data is in a temporary directory, which :meth:`LocalCluster.close` removes, or the end of Python. If Python is
+    killed, the servers end with it, and the next call removes the directory.
 
     Args:
         n: servers, 1 to 9; with fewer than 3 no server may die.

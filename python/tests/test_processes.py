@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -108,3 +109,25 @@ def test_a_library_that_is_missing():
 def test_a_client_that_was_not_closed_does_not_keep_python(cluster):
     script = f"import rowraft; ps = rowraft.connect({cluster.endpoints!r}, certs={cluster.certs!r}); ps.tables()"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_killed_python(tmp_path):
+    """Its servers end with it, and the next cluster removes their data, but not that of a cluster in use."""
+    script = "import rowraft, time; c = rowraft.local(1); print(c.servers[0].pid, flush=True); time.sleep(600)"
+    env = dict(os.environ, TMPDIR=str(tmp_path))
+    pids = []
+    for _ in range(2):
+        p = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+        pids.append(int(p.stdout.readline()))
+        assert len(list(tmp_path.glob("rowraft-local-*"))) == 1
+        p.kill()
+        p.communicate()
+    for _ in range(100):
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("a server runs still")
+    script = "import rowraft; a = rowraft.local(1); b = rowraft.local(1); a.connect().tables(); b.close(); a.close()"
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=60)
+    assert not list(tmp_path.glob("rowraft-local-*"))
