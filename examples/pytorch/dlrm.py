@@ -16,11 +16,11 @@ import time
 
 import numpy as np
 import torch
+from clicks import FEATURES, Criteo, Generated
 from torch import nn
 
 import rowraft
 import rowraft.torch as rt
-from clicks import FEATURES, Criteo, Generated
 
 
 class DLRM(nn.Module):
