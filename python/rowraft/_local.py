@@ -37,15 +37,13 @@ class LocalCluster:
                 raise TypeError(f"{name}: want an int, got {value!r}")
         if shards is not None and shards < 1:
             raise errors.InvalidArgumentError(f"shards: {shards}: want 1 or more", errors.Code.INVALID_ARGUMENT)
-        binary = _lib.find("rowraft", "ROWRAFT_BINARY") or shutil.which("rowraft")
-        if binary is None:
-            raise errors.LibraryError("the program rowraft is neither in this installation nor in PATH")
+        binary = find_program()
         _remove_abandoned()
         self._dir = tempfile.mkdtemp(prefix=_PREFIX)
         self._lock = _lock(self._dir)
         try:
             self._view: dict[str, Any] = _lib.call(
-                "start_cluster", timeout=timeout, binary=str(binary), dir=self._dir, servers=n, shards=shards or 0
+                "start_cluster", timeout=timeout, binary=binary, dir=self._dir, servers=n, shards=shards or 0
             )
         except BaseException:
             shutil.rmtree(self._dir, ignore_errors=True)
@@ -100,6 +98,14 @@ class LocalCluster:
             c.close()
         self._finalizer()
         self._lock.close()
+
+
+def find_program() -> str:
+    """Return the path of the program rowraft: that of the wheel, or the one in PATH."""
+    path = _lib.find("rowraft", "ROWRAFT_BINARY") or shutil.which("rowraft")
+    if path is None:
+        raise errors.LibraryError("the program rowraft is neither in this installation nor in PATH")
+    return str(path)
 
 
 def _lock(directory: str) -> IO[bytes]:

@@ -64,10 +64,10 @@ def test_reference(ps, tmp_path, monkeypatch):
         if "from embeddings import" in code:
             rt.export(model, "ctr-7")
             monkeypatch.syspath_prepend("ctr-7")
-        run("docs/python.md", code.replace("s3://bucket", str(tmp_path)), names)
+        run("docs/python.md", code.replace("s3://bucket", f"{tmp_path}/bucket"), names)
         model.emb = names["emb"]
     assert ps.table("user").pull_present(ids)[1].all()
-    assert any((tmp_path / "ctr-7").iterdir())
+    assert any((tmp_path / "bucket" / "ctr-7").iterdir())
     ps.drop_table("user")
 
 

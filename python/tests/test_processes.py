@@ -131,3 +131,11 @@ def test_a_killed_python(tmp_path):
     script = "import rowraft; a = rowraft.local(1); b = rowraft.local(1); a.connect().tables(); b.close(); a.close()"
     subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=60)
     assert not list(tmp_path.glob("rowraft-local-*"))
+
+
+def test_the_command_line(cluster, ps, name):
+    ps.create_table(name, 4)
+    command = [sys.executable, "-m", "rowraft", "table", "list", "--certs", cluster.certs]
+    done = subprocess.run([*command, "--endpoints", cluster.endpoints[0]], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and name in done.stdout, done.stderr
+    assert subprocess.run([*command, "--no-such-flag"], capture_output=True, timeout=60).returncode == 2
