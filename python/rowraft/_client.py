@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import sys
 import threading
@@ -29,6 +30,11 @@ Rows = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 _INFINITE = float("inf")
+
+# How long a client tries to connect before it says so.
+_SILENCE = 3.0
+
+_log = logging.getLogger("rowraft")
 
 
 class Future(Generic[T]):
@@ -344,12 +350,7 @@ class Client:
         dtype: str = "float32",
         in_flight: int = 64,
     ) -> None:
-        names = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
-        self._endpoints = [n.strip() for n in names if n.strip()]
-        if not self._endpoints:
-            raise errors.InvalidArgumentError(
-                "endpoints: want at least one server as host:port", errors.Code.INVALID_ARGUMENT
-            )
+        self._endpoints = _addresses(endpoints)
         if not timeout > 0:
             raise errors.InvalidArgumentError(f"timeout: {timeout}: want seconds > 0", errors.Code.INVALID_ARGUMENT)
         if in_flight < 1:
@@ -414,11 +415,29 @@ class Client:
             return self._id
 
     def _dial(self) -> int:
-        v = _lib.call(
-            "dial", timeout=self._timeout, endpoints=self._endpoints, certs=self._certs, dtype=self._dtype,
-            in_flight=min(self._in_flight, 512),
-        )  # fmt: skip
-        return cast(int, v["handle"])
+        """Connect, and return the number of the client. After some seconds without an answer it logs a warning."""
+
+        def dial(timeout: float) -> int:
+            return cast(int, _lib.call(
+                "dial", timeout=timeout, endpoints=self._endpoints, certs=self._certs, dtype=self._dtype,
+                in_flight=min(self._in_flight, 512),
+            )["handle"])  # fmt: skip
+
+        try:
+            if self._timeout <= _SILENCE:
+                return dial(self._timeout)
+            try:
+                return dial(_SILENCE)
+            except errors.Error as e:
+                if not e.retryable:
+                    raise
+                left = self._timeout - _SILENCE
+                _log.warning("no server answers; the client tries for %g s more (timeout): %s", left, e)
+            return dial(left)
+        except errors.Error as e:
+            if self._certs or "server preface" not in str(e):
+                raise
+            raise type(e)(f"{e}: do the servers want TLS? connect(…, certs=DIRECTORY)", e.code) from None
 
     def _limit(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout
@@ -680,6 +699,23 @@ class Server:
     addr: str
     up: bool
     leads: tuple[int, ...]
+
+
+def _addresses(endpoints: str | Sequence[str]) -> list[str]:
+    """Return the addresses in endpoints, or raise an error that names a wrong one."""
+    if not isinstance(endpoints, (str, Sequence)) or not all(isinstance(e, str) for e in endpoints):
+        raise TypeError(f'endpoints: want "host:port,host:port" or a list, got {endpoints!r}')
+    names = endpoints.split(",") if isinstance(endpoints, str) else endpoints
+    addresses = [n.strip() for n in names if n.strip()]
+    for a in addresses:
+        host, _, port = a.rpartition(":")
+        if not host or "/" in host or not port.isdecimal():
+            raise errors.InvalidArgumentError(f"endpoints: {a!r}: want host:port", errors.Code.INVALID_ARGUMENT)
+    if not addresses:
+        raise errors.InvalidArgumentError(
+            "endpoints: want at least one server as host:port", errors.Code.INVALID_ARGUMENT
+        )
+    return addresses
 
 
 def _close(handle: int) -> None:

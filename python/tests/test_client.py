@@ -445,3 +445,43 @@ def test_keys_are_not_copied():
         assert np.shares_memory(_client._keys(a), a)
     assert _client._keys(np.arange(5, dtype=np.int32)).dtype == np.uint64
     assert _client._keys(np.arange(10)[::2]).tolist() == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "error", "names"),
+    [
+        (7070, TypeError, "endpoints: want .*got 7070"),
+        ([7070], TypeError, "endpoints: want"),
+        ("localhost", rowraft.InvalidArgumentError, "endpoints: 'localhost': want host:port"),
+        ("http://ps0:7070", rowraft.InvalidArgumentError, "endpoints: 'http://ps0:7070'"),
+        ("ps0:7070,ps1:x", rowraft.InvalidArgumentError, "endpoints: 'ps1:x'"),
+    ],
+)
+def test_wrong_endpoints(endpoints, error, names):
+    with pytest.raises(error, match=names):
+        rowraft.connect(endpoints)
+    assert rowraft.connect("[::1]:7070, ps0:7070")._endpoints == ["[::1]:7070", "ps0:7070"]
+
+
+def test_a_client_says_that_it_waits(caplog, monkeypatch):
+    monkeypatch.setattr(_client, "_SILENCE", 0.2)
+    with pytest.raises(rowraft.Error, match="refused"):
+        rowraft.connect("127.0.0.1:1", timeout=0.6).tables()
+    assert ["no server answers" in r.message for r in caplog.records] == [True]
+
+
+def test_certificates_are_missing(cluster):
+    with pytest.raises(rowraft.Error, match="certs=DIRECTORY"):
+        rowraft.connect(cluster.endpoints, timeout=0.5).tables()
+
+
+def test_local_arguments():
+    with pytest.raises(TypeError, match="n: want an int, got '3'"):
+        rowraft.local("3")
+    with pytest.raises(rowraft.InvalidArgumentError, match="shards: 0"):
+        rowraft.local(1, shards=0)
+    with rowraft.local(1) as c:
+        assert repr(c) == f"<rowraft.LocalCluster {c.endpoints[0]}>"
+    with pytest.raises(rowraft.ClosedError, match="the cluster is closed"):
+        c.connect()
+    assert repr(c).endswith(" closed>")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -136,3 +137,33 @@ def test_a_library_that_is_missing():
 def test_a_client_that_was_not_closed_does_not_keep_python(cluster):
     script = f"import rowraft; ps = rowraft.connect({cluster.endpoints!r}, certs={cluster.certs!r}); ps.tables()"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_killed_python(tmp_path):
+    """Its servers end with it, and the next cluster removes their data, but not that of a cluster in use."""
+    script = "import rowraft, time; c = rowraft.local(1); print(c.servers[0].pid, flush=True); time.sleep(600)"
+    env = dict(os.environ, TMPDIR=str(tmp_path))
+    pids = []
+    for _ in range(2):
+        p = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+        pids.append(int(p.stdout.readline()))
+        assert len(list(tmp_path.glob("rowraft-local-*"))) == 1
+        p.kill()
+        p.communicate()
+    for _ in range(100):
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("a server runs still")
+    script = "import rowraft; a = rowraft.local(1); b = rowraft.local(1); a.connect().tables(); b.close(); a.close()"
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=60)
+    assert not list(tmp_path.glob("rowraft-local-*"))
+
+
+def test_the_command_line(cluster, ps, name):
+    ps.create_table(name, 4)
+    command = [sys.executable, "-m", "rowraft", "table", "list", "--certs", cluster.certs]
+    done = subprocess.run([*command, "--endpoints", cluster.endpoints[0]], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and name in done.stdout, done.stderr
+    assert subprocess.run([*command, "--no-such-flag"], capture_output=True, timeout=60).returncode == 2

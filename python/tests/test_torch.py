@@ -202,7 +202,7 @@ def test_prefetch(ps, name):
         with pytest.raises(rowraft.InvalidArgumentError, match="before"):
             emb(features)
     emb.flush()
-    assert seen == list(range(20))
+    assert seen == list(range(20)) and emb.waited > 0
     assert (ps.table(name).pull(range(20)) == -1).all()
 
 

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Union
 
@@ -132,7 +133,11 @@ Batch = Union[Jagged, Prepared]
 
 
 class _Collection(nn.Module):
-    """What both collections share: tables, pulls, pushes."""
+    """What both collections share: tables, pulls, pushes.
+
+    Attributes:
+        waited: seconds that forward has waited for rows, since the collection was made.
+    """
 
     _kind: type[EmbeddingConfig] = EmbeddingConfig  # of its tables
 
@@ -146,6 +151,7 @@ class _Collection(nn.Module):
         self._pushes: collections.deque[Future[None]] = collections.deque()
         self._job: _Worker | None = None
         self._device = torch.device("cpu")
+        self.waited = 0.0
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the device of ``to``: the module has no parameter that would."""
@@ -232,12 +238,14 @@ class _Collection(nn.Module):
         if prepared._used:
             raise bad("features: this Prepared was given to the module before")
         tables = self._open()
+        begin = time.perf_counter()
         if self._job is not None:
             self._job.await_rows(tables, prepared)
         else:
             self._drain(self._in_flight)
             assert prepared._pull is not None
             prepared._pull.result()
+        self.waited += time.perf_counter() - begin
         prepared._used = True  # after an error, the batch may be given again
         device = self._target(prepared.batch.values())
         moved = _move([t for p in prepared._parts for t in (p.rows, p.indices)], device)
