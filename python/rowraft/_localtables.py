@@ -12,7 +12,8 @@ class LocalTables(Client):
     """A client whose tables are in this process. They end with it."""
 
     def __init__(self, dtype: str) -> None:
-        super().__init__("tables of this process", dtype=dtype)
+        super().__init__("localhost:0", dtype=dtype)
+        self._endpoints = ["tables of this process"]
 
     def _dial(self) -> int:
         handle: int = _lib.call("local_tables", dtype=self._dtype)["handle"]
