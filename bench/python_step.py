@@ -46,7 +46,7 @@ def batches(size: int, count: int) -> list[Batch]:
     dense = torch.from_numpy(rng.normal(size=(count, size, DENSE)).astype(np.float32))
     labels = torch.from_numpy((rng.random((count, size, 1)) < 0.25).astype(np.float32))
     ones = torch.ones(len(IDS) * size, dtype=torch.int64)
-    return [(dense[i], rt.KeyedJaggedTensor(FEATURES, ids[i], ones), labels[i]) for i in range(count)]
+    return [(dense[i], rt.KeyedJaggedTensor(FEATURES, ids[i], lengths=ones), labels[i]) for i in range(count)]
 
 
 class Bags(nn.Module):

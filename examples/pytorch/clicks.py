@@ -63,5 +63,5 @@ def key(feature: str, value: str) -> int:
 def batch_of(dense, ids, click):
     """ids has shape (features, examples): all examples of the first feature come first, as in TorchRec."""
     values = torch.from_numpy(ids.reshape(-1))
-    features = rt.KeyedJaggedTensor(FEATURES, values, torch.ones_like(values))  # each bag has one id
+    features = rt.KeyedJaggedTensor(FEATURES, values, lengths=torch.ones_like(values))  # each bag has one id
     return torch.from_numpy(dense).float(), features, torch.from_numpy(click).float()

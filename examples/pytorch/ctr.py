@@ -30,7 +30,7 @@ class Clicks(torch.utils.data.Dataset):
         user = torch.where(step % (1 << user // 25) == 0, user, user % 25)
         dense = torch.randn(USERS, 13, generator=g)
         click = (dense[:, 0] + 2 * (user % 2) > 1).float()
-        return dense, rt.KeyedJaggedTensor(["user_id"], user, torch.ones_like(user)), click
+        return dense, rt.KeyedJaggedTensor(["user_id"], user, lengths=torch.ones_like(user)), click
 
 
 class DLRM(torch.nn.Module):

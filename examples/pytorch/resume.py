@@ -45,7 +45,7 @@ def loader() -> torch.utils.data.DataLoader:
 
     def collate(at: list[int]):
         batch = ids[at]
-        features = rt.KeyedJaggedTensor(["id"], batch.reshape(-1), torch.full((len(at),), 4))
+        features = rt.KeyedJaggedTensor(["id"], batch.reshape(-1), lengths=torch.full((len(at),), 4))
         return features, (hidden[batch].sum(1) > 0).float()
 
     # The order comes from torch's random generator: a worker that resumes reads the rest of the order before.

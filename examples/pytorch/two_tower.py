@@ -66,7 +66,7 @@ class Views:
         there = before >= self.begin[at][:, None]
         history, target = torch.from_numpy(self.items[before[there]]), torch.from_numpy(self.items[at])
         lengths = torch.cat([torch.from_numpy(there.sum(1)), torch.ones_like(target)])
-        features = rt.KeyedJaggedTensor(["history", "item"], torch.cat([history, target]), lengths)
+        features = rt.KeyedJaggedTensor(["history", "item"], torch.cat([history, target]), lengths=lengths)
         return features, target, torch.tensor([self.log_share.get(i, -20.0) for i in target.tolist()])
 
 
@@ -149,7 +149,7 @@ def main() -> None:
             features, target, _ = views.batch(views.last)
             users, _ = model(features.to(device))
             nothing = torch.zeros_like(catalog)  # items alone: empty histories
-            features = rt.KeyedJaggedTensor(["history", "item"], catalog, torch.cat([nothing, nothing + 1]))
+            features = rt.KeyedJaggedTensor(["history", "item"], catalog, lengths=torch.cat([nothing, nothing + 1]))
             _, items = model(features.to(device))
         best = (users @ items.T).topk(10).indices.cpu()
         recall = (catalog[best] == target[:, None]).any(1).float().mean()

@@ -14,8 +14,8 @@ import rowraft.torch as rt  # noqa: E402
 ONE = torch.tensor([1])
 
 
-def kjt(*parts, keys=("f",)) -> rt.KeyedJaggedTensor:
-    return rt.KeyedJaggedTensor(list(keys), *parts)
+def kjt(values, lengths, weights=None, keys=("f",)) -> rt.KeyedJaggedTensor:
+    return rt.KeyedJaggedTensor(list(keys), values, weights, lengths)
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_reference(ps, tmp_path, monkeypatch):
     """docs/python.md assumes a client, a model and data, as a reader has, and a bucket: here it is a directory."""
     model, ids = DLRM(), torch.arange(8)
     loader = [
-        (torch.randn(8, 13), rt.KeyedJaggedTensor(["user_id"], ids, torch.ones_like(ids)), torch.rand(8))
+        (torch.randn(8, 13), rt.KeyedJaggedTensor(["user_id"], ids, lengths=torch.ones_like(ids)), torch.rand(8))
         for _ in range(3)
     ]
     names = {

@@ -54,7 +54,7 @@ assert export.collections() == ["bags", "weighted", "words"]
 model = Model(*map(export.collection, export.collections()))
 export.load_dense(model)
 data = np.load(sys.argv[3])
-batch = KeyedJaggedTensor(["a", "b", "c"], *(torch.from_numpy(data[k]) for k in ("values", "lengths", "weights")))
+batch = KeyedJaggedTensor(["a", "b", "c"], *(torch.from_numpy(data[k]) for k in ("values", "weights", "lengths")))
 with torch.no_grad():
     np.save(sys.argv[4], model.eval()(batch).numpy())
 for p in model.bags.parameters():
@@ -80,7 +80,7 @@ def batch_of(rng: np.random.Generator, ids: int, batch: int = 16) -> rt.KeyedJag
     values = rng.integers(0, ids, lengths.sum())
     values[:1] = 2**63 - 1 - ids
     weights = rng.random(lengths.sum()).astype(np.float32)
-    return rt.KeyedJaggedTensor(["a", "b", "c"], *(torch.from_numpy(x) for x in (values, lengths, weights)))
+    return rt.KeyedJaggedTensor(["a", "b", "c"], *(torch.from_numpy(x) for x in (values, weights, lengths)))
 
 
 def trained(client: rowraft.Client, name: str, init=None, **options):
@@ -159,7 +159,7 @@ def test_an_id_without_a_row_has_the_initial_weights_of_the_cluster(tmp_path, in
         emb = rt.EmbeddingCollection(local, [rt.EmbeddingConfig("t", 5, ["f"], init=init, storage=storage)])
         rt.export(emb, tmp_path / "out")
         served = _embeddings.Export(tmp_path / "out").collection()
-        batch = rt.KeyedJaggedTensor(["f"], torch.from_numpy(ids), torch.tensor([len(ids)]))
+        batch = rt.KeyedJaggedTensor(["f"], torch.from_numpy(ids), lengths=torch.tensor([len(ids)]))
         want = emb.eval()(batch)["f"].values()
         assert want.abs().sum() > 0 or isinstance(init, rt.Zeros)
         assert torch.equal(served(batch)["f"].values(), want)
@@ -180,7 +180,7 @@ def test_many_rows(tmp_path, monkeypatch):
         assert seen == [("t", n, 5_502) for n in (*range(1000, 5001, 1000), 5_502)]
         served = _embeddings.Export(tmp_path / "out").collection()
         ids = torch.from_numpy(np.concatenate([keys.astype(np.int64), [1, 2]]))
-        batch = rt.KeyedJaggedTensor(["f"], ids, torch.ones_like(ids))
+        batch = rt.KeyedJaggedTensor(["f"], ids, lengths=torch.ones_like(ids))
         assert torch.equal(served(batch)["f"], emb.eval()(batch)["f"])
 
 
@@ -191,14 +191,14 @@ def test_a_table_of_two_collections_is_written_once(tmp_path):
         rt.export(parts, tmp_path / "out")
         export = _embeddings.Export(tmp_path / "out")
         assert export.collections() == ["f", "g"] and not export.dense()
-        batch = rt.KeyedJaggedTensor(["f", "g"], torch.tensor([1, 1]), torch.tensor([1, 1]))
+        batch = rt.KeyedJaggedTensor(["f", "g"], torch.tensor([1, 1]), lengths=torch.tensor([1, 1]))
         rows = [export.collection(k)(batch)[k].values() for k in "fg"]
         assert torch.equal(*rows) and (rows[0] == torch.from_numpy(local.table("t").pull([1]))).all()
 
 
 def test_it_waits_for_pushes(ps, name, tmp_path):
     emb = rt.EmbeddingCollection(ps, [rt.EmbeddingConfig(name, 2, ["f"], init=rt.Zeros())])
-    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([1]))
+    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))
     (emb(batch)["f"].values() * float("nan")).sum().backward()
     with pytest.raises(rowraft.InvalidArgumentError, match="must be finite"):
         rt.export(emb, tmp_path / "out")
@@ -262,16 +262,20 @@ def test_bad_input_of_the_served_model(tmp_path):
     served = export.collection()
     one = torch.tensor([1])
     for batch, error, names in (
-        (rt.KeyedJaggedTensor(["g"], one, one, one.float()), ValueError, "no feature 'f' of table 't'"),
-        (rt.KeyedJaggedTensor(["f"], one, one), ValueError, "batch has no weights"),
-        (rt.KeyedJaggedTensor(["f"], -one, one, one.float()), ValueError, "id -1 of table 't' is negative"),
-        (rt.KeyedJaggedTensor(["f"], one.float(), one, one.float()), TypeError, "values: dtype"),
-        (rt.KeyedJaggedTensor(["f"], one, 2 * one, one.float()), ValueError, "lengths: they sum to"),
+        (rt.KeyedJaggedTensor(["g"], one, lengths=one, weights=one.float()), ValueError, "no feature 'f' of table 't'"),
+        (rt.KeyedJaggedTensor(["f"], one, lengths=one), ValueError, "batch has no weights"),
+        (
+            rt.KeyedJaggedTensor(["f"], -one, lengths=one, weights=one.float()),
+            ValueError,
+            "id -1 of table 't' is negative",
+        ),
+        (rt.KeyedJaggedTensor(["f"], one.float(), lengths=one, weights=one.float()), TypeError, "values: dtype"),
+        (rt.KeyedJaggedTensor(["f"], one, lengths=2 * one, weights=one.float()), ValueError, "lengths: they sum to"),
         (one, TypeError, "want a KeyedJaggedTensor"),
     ):
         with pytest.raises(error, match=names):
             served(batch)
-    empty = rt.KeyedJaggedTensor(["f"], one[:0], torch.zeros(3, dtype=torch.int64), one[:0].float())
+    empty = rt.KeyedJaggedTensor(["f"], one[:0], lengths=torch.zeros(3, dtype=torch.int64), weights=one[:0].float())
     assert served(empty)["f"].tolist() == [[0, 0]] * 3
     with pytest.raises(ValueError, match="name: 'x': want one of"):
         export.collection("x")

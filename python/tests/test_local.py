@@ -188,7 +188,7 @@ def batch_of(rng: np.random.Generator, batch: int = 16) -> rt.KeyedJaggedTensor:
     lengths = rng.integers(0, 5, 3 * batch)
     values = (rng.zipf(1.3, lengths.sum()) % 200).astype(np.int64)
     weights = rng.random(lengths.sum()).astype(np.float32)
-    return rt.KeyedJaggedTensor(["a", "b", "c"], *(torch.from_numpy(x) for x in (values, lengths, weights)))
+    return rt.KeyedJaggedTensor(["a", "b", "c"], *(torch.from_numpy(x) for x in (values, weights, lengths)))
 
 
 class Run:

@@ -28,7 +28,7 @@ class Model(torch.nn.Module):
         return self.out(self.emb(features)["f"])
 
 
-BATCH = rt.KeyedJaggedTensor(["f"], torch.tensor([1, 2, 1]), torch.tensor([2, 1]))
+BATCH = rt.KeyedJaggedTensor(["f"], torch.tensor([1, 2, 1]), lengths=torch.tensor([2, 1]))
 
 
 def train(model: Model) -> None:

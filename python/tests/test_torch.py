@@ -24,7 +24,7 @@ def jagged(rng: np.random.Generator, keys: list[str], batch: int, ids: int, most
     values = rng.integers(0, ids, lengths.sum())
     if all_ids:
         values[:ids] = np.arange(ids)
-    return rt.KeyedJaggedTensor(keys, torch.from_numpy(values), torch.from_numpy(lengths))
+    return rt.KeyedJaggedTensor(keys, torch.from_numpy(values), lengths=torch.from_numpy(lengths))
 
 
 @pytest.mark.parametrize("pooling", [rt.SUM, rt.MEAN, rt.NONE])
@@ -53,7 +53,7 @@ def test_a_feature_without_ids(pooling):
 
 def test_an_empty_batch(ps, name):
     emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 3, ["f"])])
-    out = emb(rt.KeyedJaggedTensor(["f"], torch.empty(0, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)))
+    out = emb(rt.KeyedJaggedTensor(["f"], torch.empty(0, dtype=torch.int64), lengths=torch.zeros(4, dtype=torch.int64)))
     assert out["f"].shape == (4, 3) and (out["f"] == 0).all()
 
 
@@ -98,7 +98,7 @@ def test_like_embedding_bag(ps, name, rule, pooling):
         z = jagged(rng, ["z"], 16, ids, all_ids=rule == "adam")
         lengths = torch.cat([batch.lengths()[:32], z.lengths()])
         values = torch.cat([batch.values()[: int(lengths[:32].sum())], z.values()])
-        batch = rt.KeyedJaggedTensor(["x", "y", "z"], values, lengths)
+        batch = rt.KeyedJaggedTensor(["x", "y", "z"], values, lengths=lengths)
         got = emb(batch)
         at = positions(batch)
         want = []
@@ -122,7 +122,10 @@ def test_weighted(ps, name):
         ps, [rt.EmbeddingBagConfig(name, 2, ["f"], optimizer=rt.SGD(lr=1.0), init=rt.Zeros())], is_weighted=True
     )
     batch = rt.KeyedJaggedTensor(
-        ["f"], torch.tensor([1, 2, 1]), torch.tensor([2, 1]), torch.tensor([0.5, 2.0, 3.0], requires_grad=True)
+        ["f"],
+        torch.tensor([1, 2, 1]),
+        lengths=torch.tensor([2, 1]),
+        weights=torch.tensor([0.5, 2.0, 3.0], requires_grad=True),
     )
     emb(batch)["f"].sum().backward()
     emb.flush()
@@ -133,7 +136,7 @@ def test_sequences(ps, name):
     emb = rt.EmbeddingCollection(
         ps, [rt.EmbeddingConfig(name, 2, ["f", "g"], optimizer=rt.SGD(lr=1.0), init=rt.Zeros())]
     )
-    out = emb(rt.KeyedJaggedTensor(["f", "g"], torch.tensor([5, 5, 6, 7]), torch.tensor([2, 1, 0, 1])))
+    out = emb(rt.KeyedJaggedTensor(["f", "g"], torch.tensor([5, 5, 6, 7]), lengths=torch.tensor([2, 1, 0, 1])))
     assert out["f"].values().shape == (3, 2) and out["g"].lengths().tolist() == [0, 1]
     (out["f"].values().sum() + 2 * out["g"].values().sum()).backward()
     emb.flush()
@@ -145,7 +148,7 @@ def test_what_is_pushed(ps, name):
     emb = rt.EmbeddingBagCollection(
         ps, [rt.EmbeddingBagConfig(name, 2, ["f"], optimizer=rt.SGD(lr=1.0), init=rt.Zeros())]
     )
-    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1, 1, 2]), torch.tensor([1, 2]))
+    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1, 1, 2]), lengths=torch.tensor([1, 2]))
 
     def row() -> float:
         emb.flush()
@@ -177,7 +180,7 @@ def test_one_push_for_each_backward(ps, name, in_flight, monkeypatch):
     call = "push_many_async" if in_flight else "push_many"
     push = getattr(ps, call)
     monkeypatch.setattr(ps, call, lambda parts: pushes.append([t.name for t, _, _ in parts]) or push(parts))
-    out = emb(rt.KeyedJaggedTensor(["a", "b", "c"], torch.tensor([1, 2, 2]), torch.tensor([1, 0, 2])))
+    out = emb(rt.KeyedJaggedTensor(["a", "b", "c"], torch.tensor([1, 2, 2]), lengths=torch.tensor([1, 0, 2])))
     out.values().sum().backward(retain_graph=True)
     assert pushes == [[name + "a", name + "c"]]  # b has no ids
     (2 * out["c"].sum()).backward()
@@ -192,7 +195,8 @@ def test_prefetch(ps, name):
         ps, [rt.EmbeddingBagConfig(name, 2, ["f"], optimizer=rt.SGD(lr=1.0), init=rt.Zeros())]
     )
     batches = [
-        (torch.tensor([i]), rt.KeyedJaggedTensor(["f"], torch.tensor([i]), torch.tensor([1]))) for i in range(20)
+        (torch.tensor([i]), rt.KeyedJaggedTensor(["f"], torch.tensor([i]), lengths=torch.tensor([1])))
+        for i in range(20)
     ]
     seen = []
     for dense, features in rt.prefetch(batches, emb, depth=3):
@@ -213,7 +217,7 @@ class Example(NamedTuple):
 
 def test_prefetch_of_named_tuples(ps, name):
     emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"], init=rt.Zeros())])
-    batch = Example(1, rt.KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([1])))
+    batch = Example(1, rt.KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1])))
     (got,) = rt.prefetch([batch], emb)
     assert isinstance(got, Example) and got.label == 1 and isinstance(got.features, rt.Prepared)
 
@@ -223,7 +227,7 @@ def test_a_batch_after_an_error(ps, name):
     emb = rt.EmbeddingBagCollection(
         ps, [rt.EmbeddingBagConfig(name, 2, ["f"], optimizer=rt.SGD(lr=1.0), init=rt.Zeros())]
     )
-    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([1]))
+    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))
     prepared = emb.prepare(batch)
     (emb(batch)["f"].sum() * float("nan")).backward()
     while not emb._pushes[0].done():
@@ -241,7 +245,9 @@ def test_an_error_does_not_stop_later_pushes(ps, name):
         rt.EmbeddingBagConfig(name + f, 2, [f], optimizer=rt.SGD(lr=1.0), init=rt.Zeros()) for f in ("good", "bad")
     ]
     emb = rt.EmbeddingBagCollection(ps, configs, in_flight=1)
-    batches = [rt.KeyedJaggedTensor(["good", "bad"], torch.tensor([i, i]), torch.tensor([1, 1])) for i in (1, 2)]
+    batches = [
+        rt.KeyedJaggedTensor(["good", "bad"], torch.tensor([i, i]), lengths=torch.tensor([1, 1])) for i in (1, 2)
+    ]
     first, second = emb(batches[0]), emb(batches[1])
     (first["good"].sum() + first["bad"].sum() * float("nan")).backward()
     (second["good"].sum() + second["bad"].sum()).backward()
@@ -277,15 +283,27 @@ def test_kills_under_training(cluster, name):
 @pytest.mark.parametrize(
     ("features", "error", "names"),
     [
-        (lambda: rt.KeyedJaggedTensor(["f"], torch.tensor([-1]), torch.tensor([1])), ValueError, "id -1 of table"),
-        (lambda: rt.KeyedJaggedTensor(["g"], torch.tensor([1]), torch.tensor([1])), ValueError, "no feature 'f'"),
-        (lambda: rt.KeyedJaggedTensor(["f"], torch.tensor([1.0]), torch.tensor([1])), TypeError, "values: dtype"),
         (
-            lambda: rt.KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([2])),
+            lambda: rt.KeyedJaggedTensor(["f"], torch.tensor([-1]), lengths=torch.tensor([1])),
+            ValueError,
+            "id -1 of table",
+        ),
+        (
+            lambda: rt.KeyedJaggedTensor(["g"], torch.tensor([1]), lengths=torch.tensor([1])),
+            ValueError,
+            "no feature 'f'",
+        ),
+        (
+            lambda: rt.KeyedJaggedTensor(["f"], torch.tensor([1.0]), lengths=torch.tensor([1])),
+            TypeError,
+            "values: dtype",
+        ),
+        (
+            lambda: rt.KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([2])),
             ValueError,
             "lengths: they sum to 2",
         ),
-        (lambda: rt.KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([2, -1])), ValueError, "lengths"),
+        (lambda: rt.KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([2, -1])), ValueError, "lengths"),
         (lambda: torch.tensor([1]), TypeError, "want a KeyedJaggedTensor, got Tensor"),
     ],
 )
@@ -297,7 +315,7 @@ def test_bad_batches(ps, name, features, error, names):
 
 def test_more_bad_input(ps, name):
     emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"], init=rt.Zeros())], in_flight=0)
-    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([1]))
+    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))
     with pytest.raises(rowraft.InvalidArgumentError, match="must be finite"):
         (emb(batch)["f"].sum() * float("nan")).backward()
     later = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"], init=rt.Zeros())])
@@ -330,7 +348,7 @@ def test_data_loader(ps, name, context):
     ps.tables()
     loader = torch.utils.data.DataLoader(Ids(), batch_size=4, num_workers=2, multiprocessing_context=context)
     for ids in loader:
-        emb(rt.KeyedJaggedTensor(["f"], ids, torch.ones_like(ids)))["f"].sum().backward()
+        emb(rt.KeyedJaggedTensor(["f"], ids, lengths=torch.ones_like(ids)))["f"].sum().backward()
     emb.flush()
     assert (ps.table(name).pull(range(12)) == -1).all()
 
@@ -339,7 +357,7 @@ def test_the_module_has_a_device(ps, name):
     """The device "meta" stands for a GPU: the features are on the CPU, the vectors where the module is."""
     emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"])])
     sequences = rt.EmbeddingCollection(ps, [rt.EmbeddingConfig(name, 2, ["f"])])
-    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1, 2, 3]), torch.tensor([2, 1]))
+    batch = rt.KeyedJaggedTensor(["f"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]))
     model = torch.nn.ModuleList([emb, sequences])
     assert emb(batch)["f"].device.type == "cpu"
     model.half()
@@ -391,11 +409,26 @@ def test_copies_to_a_gpu_have_a_stream(monkeypatch):
     ]
 
 
+def test_ways_to_make_a_batch():
+    """Arguments have the places that they have in TorchRec."""
+    values, weights = torch.tensor([5, 6, 7]), torch.tensor([0.5, 1.0, 2.0])
+    lengths, offsets = torch.tensor([2, 0, 1]), torch.tensor([0, 2, 2, 3])
+    for batch in (
+        rt.KeyedJaggedTensor(["f"], values, weights, lengths),
+        rt.KeyedJaggedTensor(["f"], values, weights, offsets=offsets),
+        rt.KeyedJaggedTensor.from_lengths_sync(["f"], values, lengths, weights),
+        rt.KeyedJaggedTensor.from_offsets_sync(["f"], values, offsets, weights),
+    ):
+        assert batch.lengths().tolist() == [2, 0, 1] and batch.weights_or_none() is weights
+    with pytest.raises(ValueError, match="lengths or offsets"):
+        rt.KeyedJaggedTensor(["f"], values)
+
+
 def test_torchrec(ps, name):
     """TorchRec's own class is accepted where it is installed."""
     sparse = pytest.importorskip("torchrec.sparse.jagged_tensor")
     emb = rt.EmbeddingBagCollection(ps, [rt.EmbeddingBagConfig(name, 2, ["f"], init=rt.Normal(1, 1))])
     values, lengths = torch.tensor([1, 2, 3]), torch.tensor([2, 1])
     theirs = emb(sparse.KeyedJaggedTensor(["f"], values, lengths=lengths))
-    ours = emb(rt.KeyedJaggedTensor(["f"], values, lengths))
+    ours = emb(rt.KeyedJaggedTensor(["f"], values, lengths=lengths))
     assert torch.equal(theirs["f"], ours["f"]) and theirs.values().shape == (2, 2)

@@ -49,7 +49,7 @@ class Net(torch.nn.Module):
 
 
 def bag(ids: torch.Tensor, lengths: torch.Tensor) -> rt.KeyedJaggedTensor:
-    return rt.KeyedJaggedTensor(["f"], ids, lengths)
+    return rt.KeyedJaggedTensor(["f"], ids, lengths=lengths)
 
 
 def train(ps: rowraft.Client, a: dict[str, Any], hook: Any = None) -> dict[str, Any]:

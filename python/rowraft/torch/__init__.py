@@ -7,7 +7,7 @@
     emb = rt.EmbeddingBagCollection(ps, tables=[
         rt.EmbeddingBagConfig(name="user", embedding_dim=16, feature_names=["user_id"], pooling=rt.SUM,
                               optimizer=rt.RowwiseAdagrad(lr=0.05))])
-    pooled = emb(rt.KeyedJaggedTensor(["user_id"], values, lengths))   # or TorchRec's
+    pooled = emb(rt.KeyedJaggedTensor(["user_id"], values, lengths=lengths))   # or TorchRec's
     loss_of(pooled["user_id"]).backward()                              # pushes the sum of the gradients of each id
 
 The names are those of TorchRec. The modules have no parameters: forward pulls the rows of a batch, once for each id,

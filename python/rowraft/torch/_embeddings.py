@@ -7,7 +7,7 @@
     export = Export()                                     # of this directory
     model = DLRM(export.collection("emb"), dense_in=13)   # the class that was trained, with the name of its collection
     export.load_dense(model)
-    scores = model.eval()(dense, KeyedJaggedTensor(["user_id"], ids, lengths))
+    scores = model.eval()(dense, KeyedJaggedTensor(["user_id"], ids, lengths=lengths))
 
 The rows are in memory that is mapped from model.safetensors: a table is read as far as it is used.
 """
@@ -59,14 +59,36 @@ class KeyedJaggedTensor:
     Args:
         keys: names of the features.
         values: ids ≥ 0, one dimension: all examples of the first feature, then of the second, and so on.
-        lengths: integers of shape ``(len(keys) · batch,)``: how many ids each example has of each feature.
         weights: a factor for each id, for sum pooling.
+        lengths: integers of shape ``(len(keys) · batch,)``: how many ids each example has of each feature.
+        offsets: instead of lengths, their running sum with a 0 before it.
     """
 
     def __init__(
-        self, keys: Sequence[str], values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None = None
+        self,
+        keys: Sequence[str],
+        values: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> None:
+        if lengths is None:
+            if offsets is None:
+                raise ValueError("lengths: want lengths or offsets")
+            lengths = offsets[1:] - offsets[:-1]
         self._keys, self._values, self._lengths, self._weights = list(keys), values, lengths, weights
+
+    @staticmethod
+    def from_lengths_sync(
+        keys: Sequence[str], values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(keys, values, weights, lengths)
+
+    @staticmethod
+    def from_offsets_sync(
+        keys: Sequence[str], values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(keys, values, weights, offsets=offsets)
 
     def keys(self) -> list[str]:
         return self._keys
@@ -85,8 +107,8 @@ class KeyedJaggedTensor:
         return KeyedJaggedTensor(
             self._keys,
             self._values.to(device, non_blocking=non_blocking),
-            self._lengths.to(device, non_blocking=non_blocking),
-            weights,
+            lengths=self._lengths.to(device, non_blocking=non_blocking),
+            weights=weights,
         )
 
 
