@@ -388,6 +388,30 @@ def test_prefetch(ps, name):
     assert (rows(ps, name)[:10, 0] == -3).all() and (rows(ps, name + "g")[:10, 0] == -1).all()
 
 
+@pytest.mark.filterwarnings("ignore:job .* are those of checkpoint")
+@pytest.mark.parametrize("how", ["result", "close"])
+def test_the_place_is_that_of_the_last_step(ps, name, tmp_path, how):
+    """A batch that was read, and has no step yet, is read again."""
+    emb, order = sums(ps, name), torch.utils.data.DataLoader(range(12), batch_size=1, shuffle=True)
+
+    def train(job: rt.Job, start: int, stop: int) -> None:
+        batches = (int(i) for _ in range(2) for i in job.data(order))
+        for step, i in enumerate(batches, start):
+            if step == stop:
+                made = job.checkpoint(str(tmp_path))
+                if how == "result":
+                    made.result(60)
+                return
+            emb(one(i))["f"].sum().backward()
+            job.step(step)
+
+    torch.manual_seed(3)
+    for stop in (5, 12, 17, -1):  # 12: the second pass has begun, and drawn its order
+        with rt.Job(ps, name, model=emb) as job:
+            train(job, job.resume(), stop)
+    assert (rows(ps, name)[:13, 0] == [-2] * 12 + [0]).all()
+
+
 def test_the_rows_of_sync(ps, name):
     """They have the step before, also with prefetch and with pushes under way."""
     emb = sums(ps, name)

@@ -134,6 +134,7 @@ class Job:
         self._pushes: collections.deque[Future[None]] = collections.deque()
         self._checkpoints: list[_Made] = []
         self._place = Place(self._rank, self._workers)
+        self._cut: dict[str, Any] = {}  # place in the data and random state, of the end of the last step
         self.ahead = 0
         for _, m in self._collections:
             m._job = self
@@ -212,6 +213,7 @@ class Job:
             ],
         )  # fmt: skip
         self._entered = True
+        self._note_cut()
         if self._dense is not None:
             self._dense.initialize(self._dense_table, self._rank == 0, _GATHER_SECONDS)
         self._next()
@@ -316,6 +318,7 @@ class Job:
         if self._in_flight == 0:
             self._drain(0)
         self._step += 1
+        self._note_cut()
         self._next()
         self._raise_checkpoint()
 
@@ -421,18 +424,21 @@ class Job:
         segments[0].values, segments[0].n = state.__array_interface__["data"][0], len(state)
         _lib.Operation(what, self._client._handle(), segments, keep=state).result()
 
-    def _save(self) -> bytes:
+    def _note_cut(self) -> None:
+        """Note where a later process begins: a batch that the caller gets from now on has no step yet."""
         random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             random["cuda"] = torch.cuda.get_rng_state()
+        self._cut = {"place": self._place.save(self.ahead), "random": random}
+
+    def _save(self) -> bytes:
         out = io.BytesIO()
         torch.save(
             {
                 "model": {k: v for k, v in self._model.state_dict().items() if not self._of_table(k)},
                 "opt": None if self._opt is None else _pack(self._opt.state_dict()),
-                "place": self._place.save(self.ahead),
-                "random": random,
                 "step": self._step,
+                **self._cut,
             },
             out,
         )
