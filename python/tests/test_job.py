@@ -412,6 +412,27 @@ def test_the_place_is_that_of_the_last_step(ps, name, tmp_path, how):
     assert (rows(ps, name)[:13, 0] == [-2] * 12 + [0]).all()
 
 
+def test_interrupted_step(ps, name, monkeypatch):
+    """Ctrl-C while a step waits for an earlier push: the same step may be called again, and nothing is lost."""
+    emb = sums(ps, name)
+
+    def interrupt(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with rt.Job(ps, name, model=emb, in_flight=1) as job:
+        for step in range(3):
+            emb(one(4))["f"].sum().backward()
+            if step > 0:
+                monkeypatch.setattr(rowraft.Future, "_settle", interrupt)
+                under_way = job._pushes[0]
+                with pytest.raises(KeyboardInterrupt):
+                    job.step(step)
+                assert under_way in job._pushes  # close would wait for it
+            job.step(step)
+    assert rows(ps, name)[4, 0] == -3
+
+
 def test_the_rows_of_sync(ps, name):
     """They have the step before, also with prefetch and with pushes under way."""
     emb = sums(ps, name)

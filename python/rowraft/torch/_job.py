@@ -311,14 +311,14 @@ class Job:
         self._begin()
         if step != self._step:
             raise bad(f"step: {step}: want {self._step}, the next step of job {self._name}")
-        parts = self._take_gradients()
         self._drain(max(self._in_flight - 1, 0))
+        parts = self._take_gradients()
         request = json.dumps({"step": step}).encode()
         self._pushes.append(self._start(_lib.JOB_PUSH, parts, float("inf"), request))
-        if self._in_flight == 0:
-            self._drain(0)
         self._step += 1
         self._note_cut()
+        if self._in_flight == 0:
+            self._drain(0)
         self._next()
         self._raise_checkpoint()
 
@@ -344,6 +344,7 @@ class Job:
     def _drain(self, most: int) -> None:
         """Wait for the oldest pushes until at most so many are under way, and raise the error of one."""
         while self._pushes and (len(self._pushes) > most or self._pushes[0].done()):
+            self._pushes[0]._settle(-1)  # Ctrl-C leaves it here, for the next call
             self._pushes.popleft().result()
 
     def _next(self) -> None:
