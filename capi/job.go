@@ -39,6 +39,7 @@ type job struct {
 
 	stopping atomic.Bool   // an operator stops the job
 	wanted   *member.Pause // of the last next; owned by the caller's thread
+	held     chan struct{} // closed when the last hold's checkpoint has released the state; nil: there was none
 }
 
 // syncMode is a mode of training.

@@ -157,3 +157,42 @@ func TestAscending(t *testing.T) {
 		}
 	}
 }
+
+// TestInterruptedHold: the worker takes no step while a checkpoint has its state, even if it stopped to wait for it.
+func TestInterruptedHold(t *testing.T) {
+	j, table := localJob(t, enterRequest{Job: "ctr", Workers: 1, Mode: "async"})
+	paused := make(chan *jobs.Paused, 1)
+	go func() {
+		p, err := j.pauses.Serve(nil)(t.Context(), nil)
+		if err != nil {
+			t.Error(err)
+		}
+		paused <- p
+	}()
+	for {
+		if v, err := j.next(t.Context(), -1); err != nil {
+			t.Fatal(err)
+		} else if v.Pause {
+			break
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	held := make(chan error, 1)
+	go func() { held <- j.hold(ctx, []byte("a")) }()
+	p := <-paused
+	cancel()
+	if err := <-held; !errors.Is(err, context.Canceled) {
+		t.Fatalf("hold: %v, want that it was canceled", err)
+	}
+	pushed := make(chan error, 1)
+	go func() { pushed <- j.push(0, gradients(table)) }()
+	select {
+	case err := <-pushed:
+		t.Fatalf("push before the release: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	p.Release()
+	if err := <-pushed; err != nil {
+		t.Fatal(err)
+	}
+}

@@ -72,6 +72,13 @@ func (j *job) push(step int64, segs []tables.Segment) error {
 	if err := j.failed(); err != nil {
 		return err
 	}
+	if j.held != nil { // a hold that was interrupted
+		select {
+		case <-j.held:
+		case <-j.life.Done():
+			return context.Cause(j.life)
+		}
+	}
 	b := &mode.Batch{Step: step + 1, Segs: segs, Empty: len(segs) == 0}
 	if b.Empty && !j.mode.PushesEmpty() {
 		return nil
@@ -144,6 +151,7 @@ func (j *job) pushed(step int64) {
 }
 
 // hold gives the state for the pause that next has reported, and returns when the checkpoint lets the worker continue.
+// If ctx ends before, the next push waits for that.
 // REQUIRES: every push has ended.
 func (j *job) hold(ctx context.Context, opaque []byte) error {
 	p := j.wanted
@@ -159,10 +167,18 @@ func (j *job) hold(ctx context.Context, opaque []byte) error {
 		j.pauses.Hold(ctx, p, nil, err)
 		return j.ended(err)
 	}
-	ctx, done := j.bound(ctx)
-	defer done()
-	j.pauses.Hold(ctx, p, j.state(opaque, false), nil)
-	return j.ended(ctx.Err())
+	held, s := make(chan struct{}), j.state(opaque, false)
+	j.held = held
+	go func() {
+		defer close(held)
+		j.pauses.Hold(j.life, p, s, nil)
+	}()
+	select {
+	case <-held:
+		return j.ended(j.life.Err())
+	case <-ctx.Done():
+		return j.ended(ctx.Err())
+	}
 }
 
 // finish gives the last state: checkpoints get it from now on. REQUIRES: every push has ended.
