@@ -433,6 +433,21 @@ def test_interrupted_step(ps, name, monkeypatch):
     assert rows(ps, name)[4, 0] == -3
 
 
+def test_place_after_prefetch(ps, name):
+    """Batches that a pass has read ahead, and a loop has left behind, are none of the next pass."""
+    emb = sums(ps, name)
+    with rt.Job(ps, name, model=emb) as job:
+        for features in rt.prefetch(job.data(one(i) for i in range(10)), emb, depth=3):
+            emb(features)["f"].sum().backward()
+            job.step(0)
+            break
+        for step, features in enumerate(job.data(one(i) for i in range(5)), 1):
+            emb(features)["f"].sum().backward()
+            job.step(step)
+            place = job._cut["place"]
+            assert (place["pass"], place["batch"]) == (1, step)
+
+
 def test_the_rows_of_sync(ps, name):
     """They have the step before, also with prefetch and with pushes under way."""
     emb = sums(ps, name)

@@ -378,6 +378,7 @@ class Job:
         ends early if an operator stops the job.
         """
         self._begin()
+        self.ahead = 0  # what an earlier pass has read ahead is lost, or prefetch counts it again
         for batch in self._place.iterate(loader):
             if self._stopping:
                 return
