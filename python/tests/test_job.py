@@ -448,6 +448,15 @@ def test_place_after_prefetch(ps, name):
             assert (place["pass"], place["batch"]) == (1, step)
 
 
+def test_close_with_gradients(ps, name):
+    """They belong to no step: close warns that they are dropped."""
+    emb = sums(ps, name)
+    job = rt.Job(ps, name, model=emb)
+    emb(one(1))["f"].sum().backward()
+    with pytest.warns(UserWarning, match=f"job {name}: gradients of table {name}.* no step"):
+        job.close()
+
+
 def test_the_rows_of_sync(ps, name):
     """They have the step before, also with prefetch and with pushes under way."""
     emb = sums(ps, name)

@@ -475,13 +475,20 @@ class Job:
     def close(self) -> None:
         """Return when every push is on a majority of disks, every checkpoint is made, and the other workers are done.
 
-        Until then it gives this worker's last state to the checkpoints of the job. It may be called again.
+        Until then it gives this worker's last state to the checkpoints of the job. It warns if gradients are left that
+        no step has pushed. It may be called again.
 
         Raises:
             Error: of a push or a checkpoint that nothing has raised. The worker leaves its job as failed then.
         """
         if self._closed:
             return
+        if self._grads:
+            warnings.warn(
+                f"job {self._name}: gradients of table {', '.join(self._grads)} are dropped: no step followed their "
+                "backward",
+                stacklevel=2,
+            )
         try:
             if self._entered:
                 self._drain(0)
