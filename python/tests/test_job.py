@@ -256,7 +256,7 @@ def test_data_parallel(cluster, ps, name, tmp_path):
         assert result()["dense"] == mine["dense"]
     # A pause in which one worker waits for the other in backward lasts 30 s, and may then end well.
     assert max(end - begin for begin, end in zip(mine["begun"], mine["ended"])) < 10
-    b = {**a, "batches": 32, "group": str(tmp_path / "h")}
+    b = {**a, "batches": 33, "group": str(tmp_path / "h")}  # one more than both can have
     with other_worker(cluster, {**b, "worker": 1}) as result:
         with pytest.warns(UserWarning, match="those of checkpoint"):
             mine = train(ps, {**b, "worker": 0})
@@ -431,6 +431,13 @@ def test_interrupted_step(ps, name, monkeypatch):
                 assert under_way in job._pushes  # close would wait for it
             job.step(step)
     assert rows(ps, name)[4, 0] == -3
+
+
+@pytest.mark.parametrize("kind", [list, lambda data: torch.utils.data.DataLoader(data, batch_size=1)])
+def test_even_shares(kind):
+    """Workers in DistributedDataParallel get equally many batches, or the last backward would wait for ever."""
+    shares = [[int(x) for x in Place(rank, 3, even=True).iterate(kind(range(11)))] for rank in range(3)]
+    assert shares == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
 def test_place_after_prefetch(ps, name):

@@ -133,7 +133,7 @@ class Job:
         self._grads: dict[str, list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]] = {}
         self._pushes: collections.deque[Future[None]] = collections.deque()
         self._checkpoints: list[_Made] = []
-        self._place = Place(self._rank, self._workers)
+        self._place = Place(self._rank, self._workers, self._together)
         self._cut: dict[str, Any] = {}  # place in the data and random state, of the end of the last step
         self.ahead = 0
         for _, m in self._collections:
@@ -374,8 +374,9 @@ class Job:
         trained before yield nothing, so a loop over epochs is written as without a job. All workers must see the
         batches in the same order, and a later process in the order of the one before: draw a random order from torch's
         default generator, seeded alike in all workers, or from a generator that each pass seeds. A DataLoader with a
-        batch sampler does not load what it skips. The iteration
-        ends early if an operator stops the job.
+        batch sampler does not load what it skips. With DistributedDataParallel each worker gets equally many batches:
+        the last ones of a pass, fewer than workers, are left out. The iteration ends early if an operator stops the
+        job.
         """
         self._begin()
         self.ahead = 0  # what an earlier pass has read ahead is lost, or prefetch counts it again

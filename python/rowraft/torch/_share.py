@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader
 class Place:
     """How far a worker has read its share. The job that has it is used by one thread.
 
-    A pass is one iteration over the data, in which the worker gets each ``workers``-th batch, from ``rank`` on.
+    A pass is one iteration over the data, in which the worker gets each ``workers``-th batch, from ``rank`` on. With
+    even, all workers get equally many: the last batches, fewer than workers, are left out.
     """
 
-    def __init__(self, rank: int, workers: int) -> None:
-        self._rank, self._workers = rank, workers
+    def __init__(self, rank: int, workers: int, even: bool = False) -> None:
+        self._rank, self._workers, self._even = rank, workers, even
         self._skip_passes = 0
         self._skip_batches = 0  # of the share, in the pass after those
         self._resumed: torch.Tensor | None = None  # the random state with which that pass began
@@ -61,22 +62,26 @@ class Place:
     def _batches(self, data: Iterable[Any], skip: int) -> Iterator[Any]:
         """Return the iterator; it has drawn what it draws from torch's random generator."""
         if type(data) is DataLoader and data.batch_sampler is not None:
-            mine = _every(data.batch_sampler, skip, self._rank, self._workers)
+            mine = self._every(data.batch_sampler, skip)
             first = list(itertools.islice(mine, 1))  # the sampler has drawn its order
             return iter(_with_sampler(data, itertools.chain(first, mine)))
-        return _every(data, skip, self._rank, self._workers)
+        return self._every(data, skip)
 
+    def _every(self, data: Iterable[Any], skip: int) -> Iterator[Any]:
+        """Return the elements of the share, without the first skip of these."""
+        it = iter(data)
+        last = self._workers - 1 if self._even else self._rank  # element of a round with which the own one is due
 
-def _every(data: Iterable[Any], skip: int, rank: int, workers: int) -> Iterator[Any]:
-    """Return each workers-th element from rank on, without the first skip of these."""
-    it = iter(data)
+        def rest() -> Iterator[Any]:
+            mine = None
+            for i, x in enumerate(it):
+                turn = i % self._workers
+                if turn == self._rank:
+                    mine = x
+                if turn == last and i // self._workers >= skip:
+                    yield mine
 
-    def rest() -> Iterator[Any]:
-        for i, x in enumerate(it):
-            if i % workers == rank and i // workers >= skip:
-                yield x
-
-    return rest()
+        return rest()
 
 
 def _with_sampler(loader: DataLoader[Any], batches: Iterable[Any]) -> DataLoader[Any]:
