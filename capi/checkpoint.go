@@ -54,6 +54,9 @@ func createCheckpoint(ctx context.Context, s *session, q struct {
 	}
 	done, err := follow(ctx, s, func(ctx context.Context, stub rowraftv1.CheckpointsClient,
 		attempt uint32) (receiver[*rowraftv1.CreateCheckpointReply], error) {
+		if attempt == maxAttempts {
+			return nil, rowraft.Errorf(rowraft.CodeInternal, "%d leaders of the scheduler were lost", attempt)
+		}
 		req.Attempt = attempt
 		return stub.CreateCheckpoint(ctx, req)
 	})
@@ -127,7 +130,8 @@ func follow[R interface{ GetPhase() string }](ctx context.Context, s *session,
 	return done, err
 }
 
-// untilLed makes a call that lasts, at one leader of the scheduler after the other.
+// untilLed makes a call that lasts, at one leader of the scheduler after the other, until one answers or ctx ends. call
+// gets the number of leaders that may have begun it before.
 func untilLed(ctx context.Context, s *session,
 	call func(context.Context, rowraftv1.CheckpointsClient, uint32) error) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -143,8 +147,10 @@ func untilLed(ctx context.Context, s *session,
 		if err == nil {
 			return nil
 		}
-		lost := rowraft.CodeOf(err) == rowraft.CodeLeadershipLost || rpc.Broken(err)
-		if attempt++; attempt == maxAttempts || !walk.Again(ctx, err) && !(lost && ctx.Err() == nil) {
+		if rowraft.CodeOf(err) == rowraft.CodeLeadershipLost || rpc.Broken(err) {
+			attempt++ // a refusal begins nothing: while the scheduler elects, there are many
+		}
+		if !walk.Again(ctx, err) {
 			return err
 		}
 	}

@@ -204,6 +204,16 @@ def test_restored_tables_are_not_restored_again(cluster, ps, name, tmp_path):
     ):
         with pytest.raises(rowraft.Error, match=error):
             train(ps, {**a, "workers": 2, "resume": resume})
+    model = Net(ps, name, rt.SGD(lr=1.0))
+    job = rt.Job(ps, name, model=model, opt=torch.optim.Adam(model.parameters()))  # the checkpoint has none
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(rowraft.InvalidArgumentError, match=r"opt: checkpoint .* has no optimizer"),
+    ):
+        warnings.simplefilter("ignore", UserWarning)
+        job.resume(str(first))
+    with pytest.raises(rowraft.ClosedError):
+        next(iter(job.data(batches(8))))
 
 
 def test_two_workers_in_step(cluster, ps, name, tmp_path):

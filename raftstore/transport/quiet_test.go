@@ -2,6 +2,8 @@ package transport
 
 import (
 	"errors"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,12 +14,22 @@ import (
 // follower answers AppendEntries and records their commit indices.
 type follower struct {
 	raft.Transport
-	got []uint64
 	err error
+
+	mu  sync.Mutex
+	got []uint64
+}
+
+func (f *follower) indices() []uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.got)
 }
 
 func (f *follower) AppendEntries(_ raft.ServerID, _ raft.ServerAddress, a *raft.AppendEntriesRequest,
 	r *raft.AppendEntriesResponse) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.got = append(f.got, a.LeaderCommitIndex)
 	*r = raft.AppendEntriesResponse{Term: a.Term, Success: f.err == nil}
 	return f.err
@@ -80,10 +92,10 @@ func TestMessagesWithoutNewsWait(t *testing.T) {
 				if tc.before != nil {
 					tc.before(tr, f)
 				}
-				before, begun := len(f.got), time.Now()
+				before, begun := len(f.indices()), time.Now()
 				go call(tc.term, tc.prev, tc.commit, nil)
 				synctest.Wait()
-				if waits := len(f.got) == before; waits != tc.waits {
+				if waits := len(f.indices()) == before; waits != tc.waits {
 					t.Errorf("the message waits: %v, want %v", waits, tc.waits)
 				}
 				if tc.wake != nil {
@@ -92,8 +104,8 @@ func TestMessagesWithoutNewsWait(t *testing.T) {
 					time.Sleep(wait) //tidy:allow sleep virtual time
 				}
 				synctest.Wait()
-				if len(f.got) != before+1 || f.got[before] != tc.commit {
-					t.Errorf("the follower got commit indices %v, want one more, %d", f.got[before:], tc.commit)
+				if got := f.indices()[before:]; !slices.Equal(got, []uint64{tc.commit}) {
+					t.Errorf("the follower got the commit indices %v, want %d", got, tc.commit)
 				}
 				if took := time.Since(begun); tc.waits && tc.wake == nil && took != wait || tc.wake != nil && took != 0 {
 					t.Errorf("it was sent after %v", took)

@@ -184,7 +184,11 @@ class Job:
                 f"{found['checkpoint']}, step {found['step']}: what was trained since, to {since}, is gone",
                 stacklevel=2,
             )
-        self._enter(found["checkpoint"])
+        try:
+            self._enter(found["checkpoint"])
+        except BaseException as e:
+            self._fail(e)  # otherwise the next batch would be that of step 0, with the rows of the checkpoint
+            raise
         if found["made"]:
             self._ps._made(found["made"], found["checkpoint"].rpartition("/")[0])
         return self._step
@@ -430,7 +434,7 @@ class Job:
     def _note_cut(self) -> None:
         """Note where a later process begins: a batch that the caller gets from now on has no step yet."""
         random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call, unused-ignore]
             random["cuda"] = torch.cuda.get_rng_state()
         self._cut = {"place": self._place.save(self.ahead), "random": random}
 
@@ -455,7 +459,7 @@ class Job:
         saved = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
         if (saved["opt"] is None) != (self._opt is None):
             has = "no optimizer" if saved["opt"] is None else "an optimizer"
-            raise bad(f"opt: {self._opt}: checkpoint {checkpoint} has {has}")
+            raise bad(f"opt: checkpoint {checkpoint} has {has}, and this worker differs")
         try:
             result = self._model.load_state_dict(saved["model"], strict=False)
             differ = [k for k in (*result.missing_keys, *result.unexpected_keys) if not self._of_table(k)]
