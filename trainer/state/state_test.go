@@ -43,7 +43,7 @@ func goldenStep() *State {
 	}
 }
 
-// goldenOpaque is what it says of a trainer of another program.
+// goldenOpaque is the state in testdata/opaque.hex: that of a trainer of another program.
 func goldenOpaque() *State {
 	return &State{
 		Job: "ctr", Trainers: 1, Step: 12, JobStep: 15, Acknowledged: 12, Config: []byte(`{"mode":"sync"}`),

@@ -21,7 +21,7 @@ from torch import nn
 from rowraft import _lib, errors
 from rowraft._client import Checkpoint, Client, Future, Table, _segment
 from rowraft._localtables import LocalTables
-from rowraft._schema import Add, Optimizer, Zeros
+from rowraft._schema import Add, Optimizer, RowwiseAdagrad, Zeros
 from rowraft.torch._dense import WIDTH, Dense
 from rowraft.torch._jagged import bad
 from rowraft.torch._modules import Prepared, _Collection
@@ -230,7 +230,7 @@ class Job:
                     c.name, c.embedding_dim, optimizer=rule, init=c.init, storage=c.storage, admit=c.admit,
                     expire=c.expire, capacity=c.capacity, evict=c.evict, exist_ok=True,
                 )  # fmt: skip
-                self._tables[c.name] = _JobTable(table, c.optimizer or _default_rule())
+                self._tables[c.name] = _JobTable(table, c.optimizer or RowwiseAdagrad())
             # For state_dict, and after the job. In mode geo their optimizer is add, not that of the configuration.
             m._tables = [Table(m._client, self._tables[c.name].table.describe(), 0) for c in m._configs]
         if self._dense is not None:
@@ -564,12 +564,6 @@ def _unpack(v: Any) -> Any:
     if isinstance(v, dict):
         return float(v[_FLOAT]) if _FLOAT in v else {k: _unpack(x) for k, x in v.items()}
     return type(v)(map(_unpack, v)) if isinstance(v, (list, tuple)) else v
-
-
-def _default_rule() -> Optimizer:
-    from rowraft._schema import RowwiseAdagrad
-
-    return RowwiseAdagrad()
 
 
 def _schema(name: str, dim: int, rule: Optimizer) -> dict[str, Any]:
