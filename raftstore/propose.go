@@ -1,7 +1,6 @@
 package raftstore
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +84,8 @@ func failed(err error) *Future {
 	return f
 }
 
-// Propose requests that the group replicates and applies a copy of entry. It does not wait: the Future has the outcome.
+// Propose requests that the group replicates and applies entry, which must not change any more: raft, the cache of
+// entries and the log read it. It does not wait: the Future has the outcome.
 // Entries proposed by one goroutine enter the log in that order, but a change of the leadership may lose any of them.
 //
 // enqueue puts the entry into a queue, dispatch passes it to raft, and complete receives its result.
@@ -148,7 +148,7 @@ func (g *Group) notLeader(n *instance) error {
 // enqueue counts a copy of an entry as pending and gives it to dispatch. The bytes stay counted until resolve, so that
 // raft never holds more than MaxPendingBytes of a group.
 func (n *instance) enqueue(data []byte) *Future {
-	f := &Future{n: n, at: time.Now(), done: make(chan struct{}), entry: bytes.Clone(data)}
+	f := &Future{n: n, at: time.Now(), done: make(chan struct{}), entry: data}
 	size := int64(len(data))
 	limit := n.g.store.opts.MaxPendingBytes
 	n.mu.Lock()

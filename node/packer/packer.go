@@ -266,17 +266,14 @@ func (k *Packer) propose(items []item, size int) {
 func (k *Packer) entry(items []item, size int) proposed {
 	h := k.header()
 	h.Kind, h.Parts = wire.EntryParts, len(items)
-	buf := rpc.Pool.Get(size)
-	entry := (*buf)[:wire.EntryHeaderSize]
+	entry := make([]byte, wire.EntryHeaderSize, size)
 	wire.PutEntryHeader(entry, h)
 	for i := range items {
 		entry = wire.AppendPart(entry, items[i].part)
 		rpc.Pool.Release(items[i].part.Payload)
 		items[i].part.Payload = nil
 	}
-	future := k.group.Propose(entry) // copies it
-	rpc.Pool.Put(buf)
-	return proposed{future: future, items: items}
+	return proposed{future: k.group.Propose(entry), items: items}
 }
 
 // dropAbandoned subtracts parts from the queued bytes and returns those whose caller still

@@ -287,8 +287,6 @@ func (l stepLeader) Enter(sizeBytes int) error { return l.r.pushes.enter(l.r.ctx
 func (l stepLeader) Exit() { l.r.pushes.exit() }
 
 func (l stepLeader) Propose(step *wire.Step) (applied func() (*shard.Applied, error)) {
-	buf := rpc.Pool.Get(step.Size())
-	defer rpc.Pool.Put(buf)
-	f := l.r.group.Propose(wire.AppendStepEntry((*buf)[:0], l.r.header(), step))
+	f := l.r.group.Propose(wire.AppendStepEntry(make([]byte, 0, step.Size()), l.r.header(), step))
 	return func() (*shard.Applied, error) { return l.r.result(context.Background(), f) }
 }

@@ -19,8 +19,9 @@ const (
 	maxAppendNames   = 1 << 10
 	maxAppendEntries = 1 << 10
 	maxAppendText    = 1 << 10
-	// readStep bounds the memory that is allocated before its bytes have arrived.
-	readStep = 1 << 20
+	// readStep bounds the memory that is allocated before its bytes have arrived. A push of 1 MiB, the most that a client
+	// sends at once, fits with the heads of its entry.
+	readStep = 2 << 20
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
