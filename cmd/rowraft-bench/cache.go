@@ -122,7 +122,7 @@ func benchCache(ctx context.Context, cfg benchConfig, progress io.Writer) (r *ca
 	if err := errors.Join(cfg.check(), cache.CheckBytes(cfg.cacheBytes)); err != nil {
 		return nil, err
 	}
-	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	cluster, cleanup, err := benchCluster(ctx, &cfg, progress)
 	if err != nil {
 		return nil, err
 	}

@@ -64,7 +64,7 @@ func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	cluster, cleanup, err := benchCluster(ctx, &cfg, progress)
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/redisload"
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/rowstore"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/scheduler"
 )
 
 // version is set by the linker (Makefile).
@@ -170,7 +171,6 @@ the means of three tables, because chance decides which leader has the hottest k
 			fl.Lookup("batch").DefValue, cfg.batch = "64", 64
 			fl.Lookup("warmup").DefValue, cfg.warmup = "2", 2
 			fl.Lookup("seconds").DefValue, cfg.seconds = "4", 4
-			fl.Lookup("shards").DefValue, cfg.shards = "4", 4
 			checkFlag(fl, cfg)
 		},
 	},
@@ -205,7 +205,10 @@ log per push for keys that are uniform, or follow power laws with exponents 0.8,
 	},
 	{
 		name: "overload", short: "Measure servers that are offered ten times what they let in", run: as(benchOverload),
-		flags:   checkFlag,
+		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
+			fl.Lookup("shards").DefValue, cfg.shards = "1", 1
+			checkFlag(fl, cfg)
+		},
 		example: "  rowraft-bench overload --check --seconds 60",
 		long: `Give servers a limit of 80 KiB in flight, measure what they let through, and offer ten times as much
 for --seconds, from clients that ignore every hint. It prints what became of the leads, of memory, of
@@ -292,7 +295,8 @@ func (m *measurement) command(format *string) *cobra.Command {
 	fl.Float64Var(&cfg.warmup, "warmup", 1, "seconds to run before measuring")
 	fl.Uint64Var(&cfg.seed, "seed", 1, "of keys and values")
 	fl.IntVar(&cfg.replicas, "replicas", 3, "own servers to start, each with a replica of every shard")
-	fl.IntVar(&cfg.shards, "shards", 1, "shards of the own servers")
+	fl.IntVar(&cfg.shards, "shards", scheduler.DefaultShards, "shards of the own servers, by default as many as "+
+		"a new cluster has")
 	fl.StringVar(&cfg.backend, "log-backend", "rowlog", "log of the own servers: rowlog or bolt")
 	profile := "default"
 	if m.name == "failover" {

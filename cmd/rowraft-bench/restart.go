@@ -56,7 +56,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	cluster, cleanup, err := benchCluster(ctx, &cfg, progress)
 	if err != nil {
 		return nil, err
 	}

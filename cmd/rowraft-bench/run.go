@@ -52,8 +52,9 @@ type benchConfig struct {
 	shards    int
 	backend   string
 	profile   string
-	kill      string // bench restart: "one" or "all"
-	strict    bool   // --check: a missed bar is an error
+	sync      *float64 // of the disk of the own servers, in ms
+	kill      string   // bench restart: "one" or "all"
+	strict    bool     // --check: a missed bar is an error
 	failover  failover.Config
 	quality   qualityConfig
 	batches   int           // bench scaling: batches of a job
@@ -99,7 +100,7 @@ func bench(ctx context.Context, cfg benchConfig, progress io.Writer) (result *be
 	var cluster *localcluster.Cluster
 	if len(cfg.endpoints) == 0 {
 		var cleanup func() error
-		if cluster, cleanup, err = benchCluster(ctx, cfg, progress); err != nil {
+		if cluster, cleanup, err = benchCluster(ctx, &cfg, progress); err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, cleanup()) }()
@@ -149,9 +150,14 @@ func (c *benchConfig) check() error {
 	return schema.Validate()
 }
 
-// benchCluster starts servers whose data is removed afterwards.
-func benchCluster(ctx context.Context, cfg benchConfig,
+// benchCluster starts servers whose data is removed afterwards, and measures their disk before.
+func benchCluster(ctx context.Context, cfg *benchConfig,
 	progress io.Writer) (*localcluster.Cluster, func() error, error) {
+	sync, err := scaffold.SyncTime(os.TempDir())
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.sync = &sync
 	fmt.Fprintf(progress, "starting %s …\n", cli.Plural(cfg.replicas, "server"))
 	cluster, dir, err := cfg.own().Start(ctx, 60*time.Second, func(dir string, o *localcluster.Options) {
 		o.Args = []string{"--log-level", "warn"}
@@ -412,7 +418,7 @@ func benchMeasure(ctx context.Context, cfg benchConfig, cluster *localcluster.Cl
 		s, c := (serverAfter-serverBefore)/rows*1e6, (clientAfter-clientBefore)/rows*1e6
 		r.ServerCPU, r.ClientCPU = &s, &c
 	} else {
-		r.Backend = "unknown" // the servers of others do not say
+		r.Backend, r.Profile = "unknown", "unknown" // the servers of others do not say
 	}
 	r.BytesPerRow, err = bytesPerRow(ctx, cluster, workers[0])
 	return r, err

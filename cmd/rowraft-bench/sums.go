@@ -62,7 +62,7 @@ func benchSums(ctx context.Context, cfg benchConfig, progress io.Writer) (r *sum
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	cluster, cleanup, err := benchCluster(ctx, &cfg, progress)
 	if err != nil {
 		return nil, err
 	}

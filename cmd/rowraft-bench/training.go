@@ -31,7 +31,7 @@ func startTraining(ctx context.Context, cfg benchConfig, binary string,
 	if b.binary, err = localcluster.FindBinary("rowraft-trainer", binary); err != nil {
 		return nil, nil, err
 	}
-	cluster, stop, err := benchCluster(ctx, cfg, progress)
+	cluster, stop, err := benchCluster(ctx, &cfg, progress)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -20,6 +20,9 @@ type workload struct {
 	Replicas  int    `json:"replicas"`
 	Shards    int    `json:"shards"`
 	Backend   string `json:"log_backend"`
+	Profile   string `json:"profile"` // of the timers
+	// Sync is how long fdatasync takes on the disk of the servers after a write of 64 KiB; null with --endpoints.
+	Sync *float64 `json:"fdatasync_ms"`
 	scaffold.Host
 }
 
@@ -27,7 +30,8 @@ func workloadOf(cfg *benchConfig, m *clustermap.Map) workload {
 	return workload{
 		Optimizer: cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Memory: cfg.memory,
 		Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
-		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend, Host: scaffold.ThisHost(),
+		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend, Profile: cfg.profile,
+		Sync: cfg.sync, Host: scaffold.ThisHost(),
 	}
 }
 
@@ -36,9 +40,14 @@ func (l *workload) facts(more string) []string {
 	if l.Memory != "" {
 		more += ", " + l.Memory + " of memory"
 	}
+	disk := ""
+	if l.Sync != nil {
+		disk = fmt.Sprintf(", fdatasync %.2f ms", *l.Sync)
+	}
 	return []string{
 		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys%s", cli.Count(uint64(l.Rows)), l.Dim, l.Optimizer, l.Keys, more),
-		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(l.Replicas, "replica"), cli.Plural(l.Shards, "shard"), l.Backend),
+		"servers", fmt.Sprintf("%s, %s, log %s, profile %s%s", cli.Plural(l.Replicas, "replica"),
+			cli.Plural(l.Shards, "shard"), l.Backend, l.Profile, disk),
 		"machine", l.Host.String(),
 	}
 }

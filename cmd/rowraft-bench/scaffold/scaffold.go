@@ -1,10 +1,15 @@
 package scaffold
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rowraft/rowraft/internal/cli"
 )
@@ -31,6 +36,29 @@ type BusyHost struct {
 
 func (h BusyHost) String() string {
 	return fmt.Sprintf("%v, load %.1f before and %.1f after", h.Host, h.Load[0], h.Load[1])
+}
+
+// SyncTime returns how long fdatasync takes in dir after a write of 64 KiB to the end of a file, the median of 32, in
+// milliseconds.
+func SyncTime(dir string) (ms float64, err error) {
+	f, err := os.CreateTemp(dir, "rowraft-bench-sync-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
+	var took [32]time.Duration
+	for i := range took {
+		if _, err := f.Write(make([]byte, 64<<10)); err != nil {
+			return 0, err
+		}
+		begun := time.Now()
+		if err := unix.Fdatasync(int(f.Fd())); err != nil {
+			return 0, os.NewSyscallError("fdatasync", err)
+		}
+		took[i] = time.Since(begun)
+	}
+	slices.Sort(took[:])
+	return took[len(took)/2].Seconds() * 1000, nil
 }
 
 func cpuModel() string {
