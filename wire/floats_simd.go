@@ -54,3 +54,24 @@ func widenMany(dst, src []byte) int {
 	archsimd.ClearAVXUpperBits()
 	return i
 }
+
+// scanExponents adds unit to the bits in mask of each 32 bits of the first bytes of values, and returns the results or'ed
+// together and how many bytes it read, a multiple of 32.
+func scanExponents(values []byte, mask, unit uint32) (or uint64, n int) {
+	const width = 32
+	if !haveAVX2 || len(values) < width {
+		return 0, 0
+	}
+	m, u := archsimd.BroadcastUint32x8(mask), archsimd.BroadcastUint32x8(unit)
+	var all archsimd.Uint32x8
+	for ; n+width <= len(values); n += width {
+		all = all.Or(archsimd.LoadUint8x32Slice(values[n:]).AsUint32x8().And(m).Add(u))
+	}
+	var lane [8]uint32
+	all.StoreSlice(lane[:])
+	archsimd.ClearAVXUpperBits()
+	for _, v := range lane {
+		or |= uint64(v)
+	}
+	return or | or<<32, n
+}

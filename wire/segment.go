@@ -257,18 +257,17 @@ func CheckKeys(table rowraft.TableID, keys []byte) error {
 // CheckFinite returns CodeInvalidArgument for the first NaN or infinite number.
 func CheckFinite(s Segment, values []byte) error {
 	const exp32, exp16 = 0x7f800000, 0x7f80
+	// Adding one unit of the exponent carries into the sign bit exactly when all exponent bits are set.
 	if s.DType == rowraft.Float32 {
-		// Two numbers at a time: adding one unit of the exponent carries into the
-		// sign bit exactly when all exponent bits are set.
-		const mask, unit, carry = 0x7f8000007f800000, 0x0080000000800000, 0x8000000080000000
-		i, bad := 0, uint64(0)
-		for ; i+8 <= len(values); i += 8 {
-			bad |= (le.Uint64(values[i:]) & mask) + unit
+		const unit = 0x00800000
+		bad, i := scanExponents(values, exp32, unit)
+		for ; i+8 <= len(values); i += 8 { // two numbers at a time
+			bad |= (le.Uint64(values[i:]) & (exp32<<32 | exp32)) + (unit<<32 | unit)
 		}
 		for ; i+4 <= len(values); i += 4 {
-			bad |= uint64(le.Uint32(values[i:])&exp32) + 0x00800000
+			bad |= uint64(le.Uint32(values[i:])&exp32) + unit
 		}
-		if bad&carry == 0 {
+		if bad&0x8000000080000000 == 0 {
 			return nil
 		}
 		for i := 0; i+4 <= len(values); i += 4 {
@@ -278,16 +277,16 @@ func CheckFinite(s Segment, values []byte) error {
 		}
 		return nil
 	}
-	// Four numbers at a time, in the same way.
-	const mask, unit, carry = 0x7f807f807f807f80, 0x0080008000800080, 0x8000800080008000
-	i, bad := 0, uint64(0)
-	for ; i+8 <= len(values); i += 8 {
-		bad |= (le.Uint64(values[i:]) & mask) + unit
+	const unit = 0x0080
+	const mask32, unit32 = exp16<<16 | exp16, unit<<16 | unit
+	bad, i := scanExponents(values, mask32, unit32)
+	for ; i+8 <= len(values); i += 8 { // four numbers at a time
+		bad |= (le.Uint64(values[i:]) & (mask32<<32 | mask32)) + (unit32<<32 | unit32)
 	}
 	for ; i+2 <= len(values); i += 2 {
-		bad |= uint64(le.Uint16(values[i:])&exp16) + 0x80
+		bad |= uint64(le.Uint16(values[i:])&exp16) + unit
 	}
-	if bad&carry == 0 {
+	if bad&0x8000800080008000 == 0 {
 		return nil
 	}
 	for i := 0; i+2 <= len(values); i += 2 {

@@ -85,12 +85,12 @@ func TestCheckKeys(t *testing.T) {
 	}
 }
 
-// TestCheckFinite puts one number at each position of arrays of every length up to 17, so that it tests
-// whole words, their halves and odd remainders.
+// TestCheckFinite puts one number at each position of arrays of every length up to 40, so that it tests
+// whole registers, words, their halves and odd remainders.
 func TestCheckFinite(t *testing.T) {
 	inf := float32(math.Inf(1))
 	for _, dt := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
-		for n := range 18 {
+		for n := range 41 {
 			s := Segment{Table: 1, N: 1, Dim: max(n, 1), DType: dt}
 			for at := range n {
 				for _, v := range []float32{0, -0x1p-126, 0x1.fep127, -0x1.fep127, math.SmallestNonzeroFloat32, inf, -inf,
@@ -438,4 +438,19 @@ func rebuilt(h EntryHeader, body []byte) []byte {
 		}
 	}
 	return nil
+}
+
+func BenchmarkCheckFinite(b *testing.B) {
+	s := Segment{Table: 1, N: 8192, Dim: 16}
+	for _, s.DType = range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
+		values := make([]byte, s.N*s.Dim*s.DType.Size())
+		b.Run(s.DType.String(), func(b *testing.B) {
+			b.SetBytes(int64(len(values)))
+			for b.Loop() {
+				if err := CheckFinite(s, values); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }
