@@ -100,8 +100,7 @@ func (c *Reader) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraft
 		return nil, err
 	}
 	id := rowraft.ShardID(req.Shard)
-	// The reply counts twice: the rows from a replica are in memory too.
-	t, err := c.opts.Admission.Admit(ctx, id, admit.Pull, len(req.Payload)+2*size)
+	t, err := c.opts.Admission.Admit(ctx, id, admit.Pull, len(req.Payload)+workBytes(asks, size))
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +118,19 @@ func (c *Reader) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraft
 	t.Shrink(len(reply.Payload))
 	admit.KeepUntilTaken(ctx, t)
 	return reply, nil
+}
+
+// workBytes returns how many bytes a read of size reply bytes may hold at a time: the reply, and that of a replica, whose
+// rows are float32. A read that copies may answer also has the rows twice as numbers, and its keys twice.
+func workBytes(asks []ask, size int) int {
+	if asks == nil {
+		return 2 * size
+	}
+	n := size
+	for i := range asks {
+		n += asks[i].seg.N * (3*4*asks[i].seg.Dim + 2*8)
+	}
+	return n
 }
 
 // parse checks a read against the tables of the map, which are those that the copies may be of. It returns no asks for
