@@ -101,7 +101,7 @@ func copiesOf(c *Config, n client.Copies) report.Copies {
 	}
 	dtype, _ := rowraft.ParseDType(c.DType) // Validate has checked it
 	out := report.Copies{RowsReused: int64(n.Hits), RowsPulled: int64(n.Stale + n.Misses), Evicted: int64(n.Evicted),
-		BytesSaved: int64(n.Hits) * int64(8+c.Model.Dim*dtype.Size())}
+		BytesSaved: int64(n.Hits) * int64(8+c.Model.rowWidth()*dtype.Size())}
 	if age := report.Number(n.Age) / report.Number(max(n.Hits, 1)); c.Cache.Staleness.Age > 0 {
 		out.ReusedSeconds = age / report.Number(time.Second)
 	} else {

@@ -249,8 +249,6 @@ func (c *Config) Validate() error {
 		return invalid("validation %s needs data.file: other data has held-out examples of its own, or none", c.Validation)
 	case c.Data.File != "" && c.Data.Schema == "" && c.Data.Described == nil:
 		return invalid("data %s has no schema: set data.schema", c.Data.File)
-	case c.Model.Dim < 1 || c.Model.Dim > rowraft.MaxDim:
-		return invalid("model dim %d: want 1 to %d", c.Model.Dim, rowraft.MaxDim)
 	case c.Model.Sleep < 0:
 		return invalid("model sleep %v: want ≥ 0", c.Model.Sleep)
 	case !(c.Embeddings.Init > 0):
@@ -365,7 +363,7 @@ func (c *Config) schemas() []rowraft.Schema {
 	if c.embedded() {
 		optimizer, _ := c.Embeddings.optimizer()
 		all = append(all, rowraft.Schema{
-			Name: c.Job + tables.EmbeddingsSuffix, Kind: rowraft.Sparse, Dim: c.Model.Dim, Optimizer: optimizer,
+			Name: c.Job + tables.EmbeddingsSuffix, Kind: rowraft.Sparse, Dim: c.Model.rowWidth(), Optimizer: optimizer,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init,
 				B: c.Embeddings.Init},
 		})

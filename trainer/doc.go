@@ -1,11 +1,11 @@
 // Package trainer is the training loop: it reads a batch, pulls the rows of its
 // keys, runs the model and pushes the gradients, over and over.
 //
-//	data ─► dedup ─► Tables.Pull ─► models.Step ─► Tables.Push
-//	        unique keys, ascending      │              ├─ embeddings: one gradient per unique key
-//	                                    │              ├─ dense weights: every row
-//	                                    ▼              └─ audit rows, one per shard
-//	                             loss, AUC, events
+//	data ─► dedup ─► Tables.Pull ─► pool ─► models.Step ─► unpool ─► Tables.Push
+//	        unique keys, ascending              │                      ├─ embeddings: one gradient per unique key
+//	                                            │                      ├─ dense weights: every row
+//	                                            ▼                      └─ audit rows, one per shard
+//	                                     loss, AUC, events
 //
 // All weights live in tables: embeddings in a sparse table; the dense tensors, cut
 // into rows by package tensor, in a dense table. A dense weight is init(seed) + delta:

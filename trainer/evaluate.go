@@ -63,11 +63,12 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 		} else if err != nil {
 			return err
 		}
-		w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
+		w.prepare(j.shape.Categorical, j.cfg.Model.rowWidth())
 		if err := w.pullHeld(ctx, j, batches == 0); err != nil {
 			return err
 		}
-		if err := j.model.Predict(&w.batch, w.rows, w.flat, &w.result); err != nil {
+		w.gather(j.cfg.Model.rowWidth())
+		if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
 			return err
 		}
 		classes.Add(&w.batch, &w.result)

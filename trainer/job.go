@@ -122,7 +122,7 @@ func (j *Job) openModel() error {
 		return err
 	}
 	j.accel = report
-	model, err := models.NewThreads(j.cfg.Threads, j.cfg.Batch, j.cfg.Model.Dim, func(batch int) (models.Model, error) {
+	model, err := models.NewThreads(j.cfg.Threads, j.cfg.Batch, func(batch int) (models.Model, error) {
 		return j.cfg.newModel(backend, j.shape, batch)
 	})
 	if err != nil {
@@ -346,7 +346,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 	if w.Idle {
 		return nil
 	}
-	w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
+	w.prepare(j.shape.Categorical, j.cfg.Model.rowWidth())
 	return nil
 }
 
@@ -401,10 +401,12 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	j.mode.Refresh(&w.Batch)
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
-	if err := j.model.Step(&w.batch, w.rows, w.flat, &w.result); err != nil {
+	w.gather(j.cfg.Model.rowWidth())
+	if err := j.model.Step(&w.batch, w.flat, &w.result); err != nil {
 		return false, fmt.Errorf("step %d: %w", w.Step, err)
 	}
-	bad, skip := j.cfg.notFinite(&w.result)
+	w.scatter(j.cfg.Model.rowWidth())
+	bad, skip := j.cfg.notFinite(&w.result, w.rowGrads)
 	w.Empty = skip
 	if err := j.hybrid.learn(w); err != nil {
 		return false, fmt.Errorf("step %d: %w", w.Step, err)

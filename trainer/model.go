@@ -1,21 +1,23 @@
 package trainer
 
 import (
+	"slices"
+	"strings"
+
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
-// Kinds of models.
-const (
-	DLRM  = "dlrm"  // arXiv:1906.00091, for click logs
-	LeNet = "lenet" // for images; it has no embeddings
-)
+// DLRM is the default kind of model; package models has all kinds.
+const DLRM = "dlrm"
 
 // validateModel returns an error if model and data do not fit each other.
 func (c *Config) validateModel() error {
 	d := &c.Data
+	kind, known := models.Find(c.Model.kind())
 	sources := 0
 	for _, given := range []bool{d.File != "", d.Follow != "", d.Images != "" || d.Labels != "", c.Generator != nil} {
 		if given {
@@ -23,8 +25,10 @@ func (c *Config) validateModel() error {
 		}
 	}
 	switch {
-	case c.Model.kind() != DLRM && c.Model.Kind != LeNet:
-		return invalid("model: kind %q: want %s or %s", c.Model.Kind, DLRM, LeNet)
+	case !known:
+		return invalid("model: kind %q: want %s", c.Model.Kind, strings.Join(models.Kinds(), ", "))
+	case c.Model.Dim < 1 || c.Model.rowWidth() > rowraft.MaxDim:
+		return invalid("model dim %d: want 1 or more, and rows of at most %d weights", c.Model.Dim, rowraft.MaxDim)
 	case sources > 1:
 		return invalid("data is given more than once: give a file, a stream, images or a generator")
 	case sources == 0:
@@ -37,10 +41,10 @@ func (c *Config) validateModel() error {
 		return invalid("data: limit is %d: want 0 or more images", d.Limit)
 	case c.validateParameters() != nil:
 		return c.validateParameters()
-	case c.Model.Kind == LeNet && d.Images == "":
-		return invalid("model: kind %s needs images: give data (images and labels)", LeNet)
-	case c.Model.kind() == DLRM && d.Images != "":
-		return invalid("model: kind %s cannot learn images: want kind %s", DLRM, LeNet)
+	case kind.Images && d.Images == "":
+		return invalid("model: kind %s needs images: give data (images and labels)", c.Model.Kind)
+	case !kind.Images && d.Images != "":
+		return invalid("model: kind %s cannot learn images: want kind lenet", c.Model.kind())
 	}
 	return nil
 }
@@ -62,20 +66,26 @@ func (m ModelConfig) fingerprint() ModelConfig {
 }
 
 // embedded reports whether the model has embeddings.
-func (c *Config) embedded() bool { return c.Model.Kind != LeNet }
+func (c *Config) embedded() bool { return c.Model.rowWidth() > 0 }
+
+// rowWidth returns the number of weights in a row of the embeddings; 0: the model has none.
+func (m *ModelConfig) rowWidth() int {
+	if k, _ := models.Find(m.kind()); k.RowWidth != nil {
+		return k.RowWidth(m.Dim)
+	}
+	return 0
+}
 
 // newModel returns the model of the job for batches of the given size.
 func (c *Config) newModel(backend *accel.Backend, shape data.Shape, batch int) (models.Model, error) {
 	if c.Model.Sleep > 0 {
 		return &models.Sleep{Time: c.Model.Sleep}, nil
 	}
-	if c.Model.Kind == LeNet {
-		return models.NewLeNet(backend, models.LeNetConfig{Batch: batch, Height: shape.Height, Width: shape.Width,
-			Classes: shape.Classes})
-	}
-	return models.NewDLRM(backend, models.DLRMConfig{
-		Batch: batch, Dense: shape.Dense, Categorical: shape.Categorical,
+	kind, _ := models.Find(c.Model.kind())
+	return kind.New(backend, &models.Config{
+		Batch: batch, Dense: shape.Dense, Widths: slices.Repeat([]int{c.Model.rowWidth()}, shape.Categorical),
 		Dim: c.Model.Dim, Bottom: c.Model.Bottom, Top: c.Model.Top,
+		Height: shape.Height, Width: shape.Width, Classes: shape.Classes,
 	})
 }
 

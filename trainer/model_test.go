@@ -38,7 +38,7 @@ func squares(t testing.TB, count int) Config {
 	}
 	dir := t.TempDir()
 	cfg := DefaultConfig()
-	cfg.Model.Kind, cfg.Batch, cfg.InFlight, cfg.Accelerator = LeNet, 16, 0, "go"
+	cfg.Model.Kind, cfg.Batch, cfg.InFlight, cfg.Accelerator = "lenet", 16, 0, "go"
 	cfg.Dense = TableConfig{Optimizer: "adam", LR: 0.003}
 	cfg.Data.Images, cfg.Data.Labels = filepath.Join(dir, "images"), filepath.Join(dir, "labels")
 	for path, b := range map[string][]byte{cfg.Data.Images: images, cfg.Data.Labels: labels} {
@@ -94,7 +94,7 @@ func TestModelsWantTheirData(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		{"kind", func(c *Config) { c.Model.Kind = "cnn" }, "want dlrm or lenet"},
+		{"kind", func(c *Config) { c.Model.Kind = "cnn" }, "want dlrm, lenet"},
 		{"images for a DLRM", func(c *Config) { c.Model.Kind = DLRM }, "want kind lenet"},
 		{"no images", func(c *Config) { c.Data.Images, c.Data.Labels, c.Data.File, c.Data.Schema = "", "", "x", "y" },
 			"needs images"},

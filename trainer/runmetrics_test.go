@@ -154,24 +154,25 @@ func TestNotFiniteIsCounted(t *testing.T) {
 	for _, tc := range []struct {
 		dtype string
 		r     models.Result
+		rows  []float32
 		want  report.Skipped
 		text  string
 	}{
-		{"float32", models.Result{RowGrads: []float32{0, math.MaxFloat32}}, report.Skipped{}, ""},
-		{"float32", models.Result{Loss: math.NaN()}, report.Skipped{Loss: true}, "the loss is"},
-		{"float32", models.Result{Loss: math.Inf(1), RowGrads: []float32{inf, 1, nan}, ParamGrads: []float32{nan, 2}},
+		{"float32", models.Result{}, []float32{0, math.MaxFloat32}, report.Skipped{}, ""},
+		{"float32", models.Result{Loss: math.NaN()}, nil, report.Skipped{Loss: true}, "the loss is"},
+		{"float32", models.Result{Loss: math.Inf(1), ParamGrads: []float32{nan, 2}}, []float32{inf, 1, nan},
 			report.Skipped{Loss: true, Rows: 2, Dense: 1},
 			"the loss, 2 of 3 gradients of embeddings, 1 of 2 gradients of dense weights are"},
-		{"bfloat16", models.Result{ParamGrads: []float32{3.3e38, -math.MaxFloat32}}, report.Skipped{Dense: 1},
+		{"bfloat16", models.Result{ParamGrads: []float32{3.3e38, -math.MaxFloat32}}, nil, report.Skipped{Dense: 1},
 			"1 of 2 gradients of dense weights is"}, // rounds to infinity
 	} {
 		cfg.DType = tc.dtype
-		got, bad := cfg.notFinite(&tc.r)
+		got, bad := cfg.notFinite(&tc.r, tc.rows)
 		if got != tc.want || bad != (tc.text != "") {
-			t.Errorf("%s %+v: %+v, %v, want %+v", tc.dtype, tc.r, got, bad, tc.want)
+			t.Errorf("%s %+v, rows %v: %+v, %v, want %+v", tc.dtype, tc.r, tc.rows, got, bad, tc.want)
 		}
-		if bad && got.Describe(len(tc.r.RowGrads), len(tc.r.ParamGrads)) != tc.text {
-			t.Errorf("%q, want %q", got.Describe(len(tc.r.RowGrads), len(tc.r.ParamGrads)), tc.text)
+		if bad && got.Describe(len(tc.rows), len(tc.r.ParamGrads)) != tc.text {
+			t.Errorf("%q, want %q", got.Describe(len(tc.rows), len(tc.r.ParamGrads)), tc.text)
 		}
 	}
 }

@@ -19,14 +19,14 @@ const (
 	infinite16 = 0x7f7f8000
 )
 
-// notFinite returns what a push would refuse in r.
-func (c *Config) notFinite(r *models.Result) (s report.Skipped, bad bool) {
+// notFinite returns what a push would refuse in r and the gradients of rows.
+func (c *Config) notFinite(r *models.Result, rowGrads []float32) (s report.Skipped, bad bool) {
 	infinite := uint32(infinite32)
 	if c.DType == "bfloat16" {
 		infinite = infinite16
 	}
 	s.Loss = math.IsNaN(r.Loss) || math.IsInf(r.Loss, 0)
-	s.Rows, s.Dense = countFrom(r.RowGrads, infinite), countFrom(r.ParamGrads, infinite)
+	s.Rows, s.Dense = countFrom(rowGrads, infinite), countFrom(r.ParamGrads, infinite)
 	return s, s.Loss || s.Rows+s.Dense > 0
 }
 
@@ -52,9 +52,8 @@ func (j *Job) skip(w *work, s report.Skipped) error {
 	j.report.Skipped()
 	j.skippedInARow++
 	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, split %d, offset %d: %d examples, "+
-		"the first is number %d of %s",
-		w.Step, s.Describe(len(w.result.RowGrads),
-			len(w.result.ParamGrads)), s.Epoch, s.Split, s.Offset, s.Examples, s.First, j.set.Name())
+		"the first is number %d of %s", w.Step,
+		s.Describe(len(w.rowGrads), len(w.result.ParamGrads)), s.Epoch, s.Split, s.Offset, s.Examples, s.First, j.set.Name())
 	j.emit(report.EventSkipped, func(e *report.Event) { e.Message, e.Skipped = message, &s })
 	if j.skippedInARow >= j.cfg.maxSkipped() {
 		return invalid("%d batches in a row were not finite, as many as max_skipped allows: check the model and the "+

@@ -30,7 +30,6 @@ type DLRM struct {
 	step    *Exec
 	predict *Exec
 
-	pad     []float32 // scratch: rows padded to a bucket
 	weights []float32 // scratch: 1/N for real examples, 0 for padding
 }
 
@@ -134,8 +133,6 @@ func (l layer) backward(out *Node) (weights, bias, in *Node) {
 
 // graph is the forward pass and what the backward pass needs of it.
 type graph struct {
-	index    *Node
-	rows     *Node
 	bottom   []layer // nil without dense features
 	vectors  *Node   // [B,V,D]: the bottom's output, then the embeddings
 	products *Node   // [B,V·V]
@@ -146,13 +143,12 @@ type graph struct {
 	logits   *Node   // [B]
 }
 
-// forward builds the graph: rows [U,D], index [B,F], dense [B,N] (nil without
-// dense features), params as listed.
-func (m *DLRM) forward(rows, index, dense *Node, params []*Node) *graph {
+// forward builds the graph: fields [B,F·D], dense [B,N] (nil without dense
+// features), params as listed.
+func (m *DLRM) forward(fields, dense *Node, params []*Node) *graph {
 	c := &m.cfg
 	take := func() *Node { p := params[0]; params = params[1:]; return p }
-	g := &graph{rows: rows, index: index}
-	g.vectors = Gather(rows, InsertAxes(index, -1)) // [B,F,D]
+	g := &graph{vectors: Reshape(fields, c.Batch, c.Categorical, c.Dim)}
 	if c.Dense > 0 {
 		x := dense
 		for i := range len(c.Bottom) + 1 {
@@ -195,9 +191,9 @@ func (m *DLRM) forward(rows, index, dense *Node, params []*Node) *graph {
 	return g
 }
 
-// backward returns the gradients of the rows and of the params as listed, given
+// backward returns the gradients of the fields and of the params as listed, given
 // that of the logits. TestGradients compares it with differences.
-func (m *DLRM) backward(g *graph, slope *Node) (rows *Node, params []*Node) {
+func (m *DLRM) backward(g *graph, slope *Node) (fields *Node, params []*Node) {
 	c := &m.cfg
 	// Gradients are found from the last param to the first.
 	add := func(ps ...*Node) { params = append(ps, params...) }
@@ -224,7 +220,7 @@ func (m *DLRM) backward(g *graph, slope *Node) (rows *Node, params []*Node) {
 		}
 		vectors = Slice(vectors, AxisRange(), AxisRange(1))
 	}
-	return ScatterSum(ZerosLike(g.rows), InsertAxes(g.index, -1), vectors, false, false), params
+	return Reshape(vectors, c.Batch, c.Categorical*c.Dim), params
 }
 
 // spread maps each cell of the [V,V] products to its pair, and the diagonal to
@@ -258,39 +254,39 @@ func relu(x *Node) *Node { return Max(x, ZerosLike(x)) }
 // where is d where the ReLU's output y is positive, else 0.
 func where(y, d *Node) *Node { return Where(GreaterThan(y, ZerosLike(y)), d, ZerosLike(d)) }
 
-// split separates the inputs: rows, index, [dense], then the others.
-func (m *DLRM) split(in []*Node) (rows, index, dense *Node, rest []*Node) {
-	rows, index, rest = in[0], in[1], in[2:]
+// split separates the inputs: fields, [dense], then the others.
+func (m *DLRM) split(in []*Node) (fields, dense *Node, rest []*Node) {
+	fields, rest = in[0], in[1:]
 	if m.cfg.Dense > 0 {
 		dense, rest = rest[0], rest[1:]
 	}
-	return rows, index, dense, rest
+	return fields, dense, rest
 }
 
 func (m *DLRM) predictGraph(in []*Node) []*Node {
-	rows, index, dense, params := m.split(in)
-	return []*Node{m.forward(rows, index, dense, params).logits}
+	fields, dense, params := m.split(in)
+	return []*Node{m.forward(fields, dense, params).logits}
 }
 
-// stepGraph returns the logits and the gradients of rows and params. The loss
+// stepGraph returns the logits and the gradients of fields and params. The loss
 // itself is computed on the host; its gradient is (σ(z) − y)·weight.
 func (m *DLRM) stepGraph(in []*Node) []*Node {
-	rows, index, dense, rest := m.split(in)
+	fields, dense, rest := m.split(in)
 	labels, weights, params := rest[0], rest[1], rest[2:]
-	g := m.forward(rows, index, dense, params)
-	rowGrads, grads := m.backward(g, Mul(Sub(Sigmoid(g.logits), labels), weights))
-	return append([]*Node{g.logits, rowGrads}, grads...)
+	g := m.forward(fields, dense, params)
+	fieldGrads, grads := m.backward(g, Mul(Sub(Sigmoid(g.logits), labels), weights))
+	return append([]*Node{g.logits, fieldGrads}, grads...)
 }
 
 // Step implements [Model].
-func (m *DLRM) Step(b *Batch, rows, params []float32, out *Result) error {
+func (m *DLRM) Step(b *Batch, params []float32, out *Result) error {
 	for i := range m.weights {
 		m.weights[i] = 0
 		if i < b.N {
 			m.weights[i] = 1 / float32(b.N)
 		}
 	}
-	outputs, err := m.run(m.step, b, rows, params, true)
+	outputs, err := m.run(m.step, b, params, true)
 	if err != nil {
 		return err
 	}
@@ -298,8 +294,8 @@ func (m *DLRM) Step(b *Batch, rows, params []float32, out *Result) error {
 	if err := m.readLogits(outputs[0], b, out); err != nil {
 		return err
 	}
-	out.RowGrads = grow(out.RowGrads, len(rows))
-	if err := read(outputs[1], out.RowGrads); err != nil {
+	out.FieldGrads = grow(out.FieldGrads, len(b.Fields))
+	if err := read(outputs[1], out.FieldGrads); err != nil {
 		return err
 	}
 	out.ParamGrads = grow(out.ParamGrads, len(params))
@@ -307,8 +303,8 @@ func (m *DLRM) Step(b *Batch, rows, params []float32, out *Result) error {
 }
 
 // Predict implements [Model].
-func (m *DLRM) Predict(b *Batch, rows, params []float32, out *Result) error {
-	outputs, err := m.run(m.predict, b, rows, params, false)
+func (m *DLRM) Predict(b *Batch, params []float32, out *Result) error {
+	outputs, err := m.run(m.predict, b, params, false)
 	if err != nil {
 		return err
 	}
@@ -316,42 +312,29 @@ func (m *DLRM) Predict(b *Batch, rows, params []float32, out *Result) error {
 	return m.readLogits(outputs[0], b, out)
 }
 
-func (m *DLRM) check(b *Batch, rows, params []float32) error {
+func (m *DLRM) check(b *Batch, params []float32) error {
 	c := &m.cfg
 	switch {
 	case b.N < 1 || b.N > c.Batch:
 		return invalid("%d examples: want 1 to %d", b.N, c.Batch)
-	case len(b.Labels) != c.Batch || len(b.Dense) != c.Batch*c.Dense || len(b.Index) != c.Batch*c.Categorical:
-		return invalid("%d labels, %d dense numbers, %d indices: want %d, %d, %d",
-			len(b.Labels), len(b.Dense), len(b.Index), c.Batch, c.Batch*c.Dense, c.Batch*c.Categorical)
-	case len(rows) == 0 || len(rows)%c.Dim != 0 || len(rows)/c.Dim > c.Batch*c.Categorical:
-		return invalid("%d numbers of rows: want 1 to %d rows of %d", len(rows), c.Batch*c.Categorical, c.Dim)
+	case len(b.Labels) != c.Batch || len(b.Dense) != c.Batch*c.Dense || len(b.Fields) != c.Batch*c.Categorical*c.Dim:
+		return invalid("%d labels, %d dense numbers, %d numbers of embeddings: want %d, %d, %d", len(b.Labels),
+			len(b.Dense), len(b.Fields), c.Batch, c.Batch*c.Dense, c.Batch*c.Categorical*c.Dim)
 	case len(params) != TotalSize(m.params):
 		return invalid("%d dense weights: want %d", len(params), TotalSize(m.params))
-	}
-	u := int32(len(rows) / c.Dim)
-	for i, x := range b.Index {
-		if x < 0 || x >= u {
-			return invalid("index %d at position %d: there are %d rows", x, i, u)
-		}
 	}
 	return nil
 }
 
-// run copies the inputs into tensors, rows padded to their bucket, and runs e.
-func (m *DLRM) run(e *Exec, b *Batch, rows, params []float32, backward bool) ([]*tensors.Tensor, error) {
-	if err := m.check(b, rows, params); err != nil {
+// run copies the inputs into tensors and runs e.
+func (m *DLRM) run(e *Exec, b *Batch, params []float32, backward bool) ([]*tensors.Tensor, error) {
+	if err := m.check(b, params); err != nil {
 		return nil, err
 	}
 	c := &m.cfg
-	bucket := BucketRows(len(rows)/c.Dim, c.Batch*c.Categorical)
-	m.pad = grow(m.pad, bucket*c.Dim)
-	clear(m.pad[copy(m.pad, rows):])
-
 	var in []*tensors.Tensor
 	add := func(t *tensors.Tensor) { in = append(in, t) }
-	add(tensors.FromFlatDataAndDimensions(m.pad, bucket, c.Dim))
-	add(tensors.FromFlatDataAndDimensions(b.Index, c.Batch, c.Categorical))
+	add(tensors.FromFlatDataAndDimensions(b.Fields, c.Batch, c.Categorical*c.Dim))
 	if c.Dense > 0 {
 		add(tensors.FromFlatDataAndDimensions(b.Dense, c.Batch, c.Dense))
 	}

@@ -24,8 +24,8 @@ func open(t testing.TB) *accel.Backend {
 
 var small = DLRMConfig{Batch: 6, Dense: 3, Categorical: 4, Dim: 5, Bottom: []int{7}, Top: []int{8, 3}}
 
-// example is a batch with repeated rows, in float32.
-func example(cfg DLRMConfig, n, u int, seed uint64) (b *Batch, rows, params []float32, m []Param) {
+// example is a batch of n examples with its params, in float32.
+func example(cfg DLRMConfig, n int, seed uint64) (b *Batch, params []float32) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	normal := func(n int, scale float64) []float32 {
 		s := make([]float32, n)
@@ -35,20 +35,17 @@ func example(cfg DLRMConfig, n, u int, seed uint64) (b *Batch, rows, params []fl
 		return s
 	}
 	b = &Batch{N: n, Labels: make([]float32, cfg.Batch), Dense: normal(cfg.Batch*cfg.Dense, 1),
-		Index: make([]int32, cfg.Batch*cfg.Categorical)}
+		Fields: normal(cfg.Batch*cfg.Categorical*cfg.Dim, 0.5)}
 	for i := range b.Labels {
 		b.Labels[i] = float32(r.IntN(2))
 	}
-	for i := range b.Index {
-		b.Index[i] = int32(r.IntN(u))
-	}
-	m = cfg.params()
+	m := cfg.params()
 	params = make([]float32, TotalSize(m))
 	Initial(params, m, seed)
 	for i := range params { // biases are not zero either
 		params[i] += float32(r.NormFloat64() * 0.1)
 	}
-	return b, normal(u*cfg.Dim, 0.5), params, m
+	return b, params
 }
 
 func wide(s []float32) []float64 {
@@ -60,7 +57,7 @@ func wide(s []float32) []float64 {
 }
 
 // The graph in float64 against central differences of the host's loss, for
-// each weight and each row: method of numeric gradient checking.
+// each weight and each field: method of numeric gradient checking.
 func TestGradients(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -73,20 +70,18 @@ func TestGradients(t *testing.T) {
 		{"without hidden layers", DLRMConfig{Batch: 6, Dense: 2, Categorical: 3, Dim: 4}, 5},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			const u = 7
 			m, err := NewDLRM(open(t), tc.cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
-			b, rows32, params32, _ := example(tc.cfg, tc.n, u, 3)
-			rows, params := wide(rows32), wide(params32)
+			b, params32 := example(tc.cfg, tc.n, 3)
+			fields, params := wide(b.Fields), wide(params32)
 			labels, weights := wide(b.Labels), make([]float64, tc.cfg.Batch)
 			for i := range tc.n {
 				weights[i] = 1 / float64(tc.n)
 			}
 			inputs := func(backward bool) []any {
-				in := []any{tensors.FromFlatDataAndDimensions(rows, u, tc.cfg.Dim),
-					tensors.FromFlatDataAndDimensions(b.Index, tc.cfg.Batch, tc.cfg.Categorical)}
+				in := []any{tensors.FromFlatDataAndDimensions(fields, tc.cfg.Batch, tc.cfg.Categorical*tc.cfg.Dim)}
 				if tc.cfg.Dense > 0 {
 					in = append(in, tensors.FromFlatDataAndDimensions(wide(b.Dense), tc.cfg.Batch, tc.cfg.Dense))
 				}
@@ -132,7 +127,7 @@ func TestGradients(t *testing.T) {
 					}
 				}
 			}
-			check("rows", rows, tensors.MustCopyFlatData[float64](grads[0]))
+			check("fields", fields, tensors.MustCopyFlatData[float64](grads[0]))
 			at := 0
 			for i, p := range m.Params() {
 				check(p.Name, params[at:at+p.Size()], tensors.MustCopyFlatData[float64](grads[1+i]))
@@ -142,19 +137,18 @@ func TestGradients(t *testing.T) {
 	}
 }
 
-// Step in float32, through padding and buckets, against the same formula by hand.
+// Step in float32, through padding, against the same formula by hand.
 func TestStepMatchesHandWrittenDLRM(t *testing.T) {
 	cfg := DLRMConfig{Batch: 2, Dense: 1, Categorical: 2, Dim: 2}
 	m, err := NewDLRM(open(t), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := []float32{1, 2, 3, -1}
 	// bottom.out: [1,2] weights, [2] bias; top.0.bottom [2,1]; top.0.pairs [3,1]; top.0.bias [1]
 	params := []float32{0.5, -1, 0.25, 0.75, 2, 3, 0.1, 0.2, 0.3, -0.4}
-	b := &Batch{N: 1, Labels: []float32{1, 0}, Dense: []float32{2, 9}, Index: []int32{0, 1, 0, 0}}
+	b := &Batch{N: 1, Labels: []float32{1, 0}, Dense: []float32{2, 9}, Fields: []float32{1, 2, 3, -1, 1, 2, 1, 2}}
 	var got Result
-	if err := m.Step(b, rows, params, &got); err != nil {
+	if err := m.Step(b, params, &got); err != nil {
 		t.Fatal(err)
 	}
 	// bottom = (1.25, -1.25); pairs: e0·b = -1.25, e1·b = 5, e1·e0 = 1
@@ -167,8 +161,8 @@ func TestStepMatchesHandWrittenDLRM(t *testing.T) {
 	// dz/de0 = 0.1·b + 0.3·e1, dz/de1 = 0.2·b + 0.3·e0
 	want := []float64{(p - 1) * (0.125 + 0.9), (p - 1) * (-0.125 - 0.3), (p - 1) * (0.25 + 0.3), (p - 1) * (-0.25 + 0.6)}
 	for i, w := range want {
-		if math.Abs(float64(got.RowGrads[i])-w) > 1e-6 {
-			t.Errorf("row gradients %v, want %v", got.RowGrads, want)
+		if math.Abs(float64(got.FieldGrads[i])-w) > 1e-6 {
+			t.Errorf("gradients of fields %v, want %v", got.FieldGrads, want)
 			break
 		}
 	}
@@ -176,7 +170,7 @@ func TestStepMatchesHandWrittenDLRM(t *testing.T) {
 		t.Errorf("gradient of the last bias %v, want %v", bias, p-1)
 	}
 	var again Result
-	if err := m.Predict(b, rows, params, &again); err != nil || again.Predictions[0] != got.Predictions[0] {
+	if err := m.Predict(b, params, &again); err != nil || again.Predictions[0] != got.Predictions[0] {
 		t.Errorf("Predict = %v, %v, want Step's %v", again.Predictions, err, got.Predictions)
 	}
 }
@@ -189,12 +183,12 @@ func TestStepIsDeterministic(t *testing.T) {
 		}
 		var all []float32
 		for seed := range uint64(4) {
-			b, rows, params, _ := example(small, 6, 9, seed)
+			b, params := example(small, 6, seed)
 			var r Result
-			if err := m.Step(b, rows, params, &r); err != nil {
+			if err := m.Step(b, params, &r); err != nil {
 				t.Fatal(err)
 			}
-			all = slices.Concat(all, r.Predictions, r.RowGrads, r.ParamGrads)
+			all = slices.Concat(all, r.Predictions, r.FieldGrads, r.ParamGrads)
 		}
 		return all
 	}
@@ -211,20 +205,18 @@ func TestBadShapes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, spoil := range map[string]func(b *Batch, rows, params *[]float32){
-		"no examples":           func(b *Batch, _, _ *[]float32) { b.N = 0 },
-		"too many examples":     func(b *Batch, _, _ *[]float32) { b.N = 7 },
-		"labels cut short":      func(b *Batch, _, _ *[]float32) { b.Labels = b.Labels[:5] },
-		"half a row":            func(_ *Batch, rows, _ *[]float32) { *rows = (*rows)[:7] },
-		"params cut short":      func(_ *Batch, _, params *[]float32) { *params = (*params)[:7] },
-		"index beyond the rows": func(b *Batch, _, _ *[]float32) { b.Index[3] = 9 },
-		"negative index":        func(b *Batch, _, _ *[]float32) { b.Index[3] = -1 },
+	for name, spoil := range map[string]func(b *Batch, params *[]float32){
+		"no examples":       func(b *Batch, _ *[]float32) { b.N = 0 },
+		"too many examples": func(b *Batch, _ *[]float32) { b.N = 7 },
+		"labels cut short":  func(b *Batch, _ *[]float32) { b.Labels = b.Labels[:5] },
+		"fields cut short":  func(b *Batch, _ *[]float32) { b.Fields = b.Fields[:7] },
+		"params cut short":  func(_ *Batch, params *[]float32) { *params = (*params)[:7] },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, rows, params, _ := example(small, 6, 9, 1)
-			spoil(b, &rows, &params)
+			b, params := example(small, 6, 1)
+			spoil(b, &params)
 			var r Result
-			if err := m.Step(b, rows, params, &r); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			if err := m.Step(b, params, &r); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 				t.Errorf("Step = %v, want InvalidArgument", err)
 			}
 		})
@@ -233,16 +225,6 @@ func TestBadShapes(t *testing.T) {
 		{Batch: 1, Dim: 1, Categorical: 2, Top: []int{0}}} {
 		if _, err := NewDLRM(open(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("NewDLRM(%+v) = %v, want InvalidArgument", cfg, err)
-		}
-	}
-}
-
-func TestBucketRows(t *testing.T) {
-	for _, tc := range []struct{ u, max, want int }{
-		{1, 1000, 64}, {64, 1000, 64}, {65, 1000, 96}, {97, 1000, 128}, {700, 1000, 768}, {1000, 1000, 1024}, {3, 5, 64},
-	} {
-		if got := BucketRows(tc.u, tc.max); got != tc.want {
-			t.Errorf("BucketRows(%d, %d) = %d, want %d", tc.u, tc.max, got, tc.want)
 		}
 	}
 }
@@ -299,23 +281,22 @@ func BenchmarkStep(b *testing.B) {
 	for _, tc := range []struct {
 		name string
 		cfg  DLRMConfig
-		u    int
 	}{
-		{"demo", DLRMConfig{Batch: 512, Dense: 4, Categorical: 8, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}}, 2000},
-		{"criteo", DLRMConfig{Batch: 512, Dense: 13, Categorical: 26, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}}, 5000},
+		{"demo", DLRMConfig{Batch: 512, Dense: 4, Categorical: 8, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}}},
+		{"criteo", DLRMConfig{Batch: 512, Dense: 13, Categorical: 26, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}}},
 	} {
 		b.Run(tc.name, func(b *testing.B) {
 			m, err := NewDLRM(open(b), tc.cfg)
 			if err != nil {
 				b.Fatal(err)
 			}
-			batch, rows, params, _ := example(tc.cfg, tc.cfg.Batch, tc.u, 1)
+			batch, params := example(tc.cfg, tc.cfg.Batch, 1)
 			var r Result
-			if err := m.Step(batch, rows, params, &r); err != nil {
+			if err := m.Step(batch, params, &r); err != nil {
 				b.Fatal(err)
 			}
 			for b.Loop() {
-				if err := m.Step(batch, rows, params, &r); err != nil {
+				if err := m.Step(batch, params, &r); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -1,21 +1,20 @@
-// Package models holds the models a trainer runs: graphs from a batch, its
-// unique embedding rows and the dense weights to a loss and their gradients.
+// Package models holds the models a trainer runs: functions from a batch, its
+// embeddings and the dense weights to a loss and their gradients.
 //
-//	rows [U,D] ─┐
-//	index [B,F] ┼─► graph ─► logits [B] ─► loss, predictions (host, float64)
-//	dense [B,N] ┤      └───► gradients: [U,D], already summed per unique row,
-//	weights  ───┘                       and one per dense weight
+//	fields [B,W] ┐
+//	dense [B,N]  ┼─► model ─► logits [B] ─► loss, predictions (float64)
+//	weights     ─┘     └────► gradients: [B,W], and one per dense weight
 //
 // A model keeps no weights: all of them live on the servers, come in with every
-// step and leave as gradients. This package and accel are the only ones that
-// know the compute library.
+// step and leave as gradients. It sees no rows either: the trainer sums the rows
+// of each feature into the fields, and gives their gradients back to the rows.
+// This package and accel are the only ones that know the compute library.
 //
 // # Invariants
 //
 //  1. The same inputs give the same bits, on one machine and build, in any
 //     process and on any number of processors. A batch on several [Threads] has bits
 //     of its own for each number of them.
-//  2. Rows beyond U and examples beyond Batch.N are padding: they change no
-//     number that leaves the model. U is padded to a few sizes because XLA
-//     compiles once per shape.
+//  2. Examples beyond Batch.N are padding: they change no number that leaves the
+//     model.
 package models

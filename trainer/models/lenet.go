@@ -304,8 +304,8 @@ func (m *LeNet) stepGraph(in []*Node) []*Node {
 }
 
 // Step implements [Model].
-func (m *LeNet) Step(b *Batch, rows, params []float32, out *Result) error {
-	outputs, err := m.run(m.step, b, rows, params, true)
+func (m *LeNet) Step(b *Batch, params []float32, out *Result) error {
+	outputs, err := m.run(m.step, b, params, true)
 	if err != nil {
 		return err
 	}
@@ -313,14 +313,14 @@ func (m *LeNet) Step(b *Batch, rows, params []float32, out *Result) error {
 	if err := m.readLogits(outputs[0], b, out); err != nil {
 		return err
 	}
-	out.RowGrads = out.RowGrads[:0]
+	out.FieldGrads = out.FieldGrads[:0]
 	out.ParamGrads = grow(out.ParamGrads, len(params))
 	return readGrads(outputs[1:], m.params, out.ParamGrads)
 }
 
 // Predict implements [Model].
-func (m *LeNet) Predict(b *Batch, rows, params []float32, out *Result) error {
-	outputs, err := m.run(m.predict, b, rows, params, false)
+func (m *LeNet) Predict(b *Batch, params []float32, out *Result) error {
+	outputs, err := m.run(m.predict, b, params, false)
 	if err != nil {
 		return err
 	}
@@ -328,14 +328,14 @@ func (m *LeNet) Predict(b *Batch, rows, params []float32, out *Result) error {
 	return m.readLogits(outputs[0], b, out)
 }
 
-func (m *LeNet) check(b *Batch, rows, params []float32) error {
+func (m *LeNet) check(b *Batch, params []float32) error {
 	c := &m.cfg
 	switch {
 	case b.N < 1 || b.N > c.Batch:
 		return invalid("%d examples: want 1 to %d", b.N, c.Batch)
-	case len(b.Labels) != c.Batch || len(b.Dense) != c.Batch*c.pixels() || len(b.Index) != 0 || len(rows) != 0:
-		return invalid("%d labels, %d pixels, %d indices, %d numbers of rows: want %d, %d, 0, 0",
-			len(b.Labels), len(b.Dense), len(b.Index), len(rows), c.Batch, c.Batch*c.pixels())
+	case len(b.Labels) != c.Batch || len(b.Dense) != c.Batch*c.pixels() || len(b.Fields) != 0:
+		return invalid("%d labels, %d pixels, %d numbers of embeddings: want %d, %d, 0", len(b.Labels), len(b.Dense),
+			len(b.Fields), c.Batch, c.Batch*c.pixels())
 	case len(params) != TotalSize(m.params):
 		return invalid("%d dense weights: want %d", len(params), TotalSize(m.params))
 	}
@@ -375,8 +375,8 @@ func (m *LeNet) fill(b *Batch) {
 }
 
 // run copies the inputs into tensors and runs e.
-func (m *LeNet) run(e *Exec, b *Batch, rows, params []float32, backward bool) ([]*tensors.Tensor, error) {
-	if err := m.check(b, rows, params); err != nil {
+func (m *LeNet) run(e *Exec, b *Batch, params []float32, backward bool) ([]*tensors.Tensor, error) {
+	if err := m.check(b, params); err != nil {
 		return nil, err
 	}
 	m.fill(b)
@@ -397,7 +397,7 @@ func (m *LeNet) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {
 
 // crossEntropy fills out.Loss, Predictions and Classes from logits, [N,classes].
 func crossEntropy(logits []float32, classes int, labels []float32, n int, out *Result) {
-	out.Predictions, out.Classes = grow(out.Predictions, n), growIndex(out.Classes, n)
+	out.Predictions, out.Classes = grow(out.Predictions, n), grow(out.Classes, n)
 	total := 0.0
 	for i := range n {
 		z := logits[i*classes : (i+1)*classes]

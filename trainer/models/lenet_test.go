@@ -121,7 +121,7 @@ func TestLeNetPredictsWhatItsFormulaSays(t *testing.T) {
 	}
 	b, params := digits(cfg, 1, 9), lenetParams(m, 9)
 	var got Result
-	if err := m.Step(b, nil, params, &got); err != nil {
+	if err := m.Step(b, params, &got); err != nil {
 		t.Fatal(err)
 	}
 	z := lenetByHand(cfg, b.Dense[:cfg.pixels()], m.Params(), params)
@@ -139,7 +139,7 @@ func TestLeNetPredictsWhatItsFormulaSays(t *testing.T) {
 			math.Exp(-want))
 	}
 	var again Result
-	if err := m.Predict(b, nil, params, &again); err != nil || again.Loss != got.Loss {
+	if err := m.Predict(b, params, &again); err != nil || again.Loss != got.Loss {
 		t.Errorf("Predict has the loss %v, %v; Step %v", again.Loss, err, got.Loss)
 	}
 }
@@ -207,7 +207,7 @@ func TestLeNetLearns(t *testing.T) {
 	var r Result
 	first := 0.0
 	for step := range uint64(60) {
-		if err := m.Step(digits(cfg, cfg.Batch, step), nil, params, &r); err != nil {
+		if err := m.Step(digits(cfg, cfg.Batch, step), params, &r); err != nil {
 			t.Fatal(err)
 		}
 		if step == 0 {
@@ -236,22 +236,21 @@ func TestBadLeNets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, spoil := range map[string]func(b *Batch, rows, params *[]float32){
-		"no examples":       func(b *Batch, _, _ *[]float32) { b.N = 0 },
-		"pixels cut short":  func(b *Batch, _, _ *[]float32) { b.Dense = b.Dense[1:] },
-		"rows":              func(_ *Batch, rows, _ *[]float32) { *rows = make([]float32, 4) },
-		"params cut short":  func(_ *Batch, _, params *[]float32) { *params = (*params)[1:] },
-		"a class too many":  func(b *Batch, _, _ *[]float32) { b.Labels[1] = 3 },
-		"half a class":      func(b *Batch, _, _ *[]float32) { b.Labels[1] = 0.5 },
-		"a class below all": func(b *Batch, _, _ *[]float32) { b.Labels[1] = -1 },
-		"no class":          func(b *Batch, _, _ *[]float32) { b.Labels[1] = float32(math.NaN()) },
+	for name, spoil := range map[string]func(b *Batch, params *[]float32){
+		"no examples":       func(b *Batch, _ *[]float32) { b.N = 0 },
+		"pixels cut short":  func(b *Batch, _ *[]float32) { b.Dense = b.Dense[1:] },
+		"rows":              func(b *Batch, _ *[]float32) { b.Fields = make([]float32, 4) },
+		"params cut short":  func(_ *Batch, params *[]float32) { *params = (*params)[1:] },
+		"a class too many":  func(b *Batch, _ *[]float32) { b.Labels[1] = 3 },
+		"half a class":      func(b *Batch, _ *[]float32) { b.Labels[1] = 0.5 },
+		"a class below all": func(b *Batch, _ *[]float32) { b.Labels[1] = -1 },
+		"no class":          func(b *Batch, _ *[]float32) { b.Labels[1] = float32(math.NaN()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, params := digits(cfg, 2, 1), lenetParams(m, 1)
-			var rows []float32
-			spoil(b, &rows, &params)
+			spoil(b, &params)
 			var r Result
-			if err := m.Step(b, rows, params, &r); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			if err := m.Step(b, params, &r); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 				t.Errorf("Step = %v, want InvalidArgument", err)
 			}
 		})
@@ -266,11 +265,11 @@ func BenchmarkLeNetStep(b *testing.B) {
 	}
 	batch, params := digits(LeNetConfig{Batch: 64, Height: 28, Width: 28, Classes: 9}, 64, 1), lenetParams(m, 1)
 	var r Result
-	if err := m.Step(batch, nil, params, &r); err != nil {
+	if err := m.Step(batch, params, &r); err != nil {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		if err := m.Step(batch, nil, params, &r); err != nil {
+		if err := m.Step(batch, params, &r); err != nil {
 			b.Fatal(err)
 		}
 	}

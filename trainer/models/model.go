@@ -13,12 +13,11 @@ type Model interface {
 	Params() []Param
 	// Step runs the model forward and backward.
 	//
-	// rows is U × dim, row-major; params has all dense weights one after the other, in the order of Params. Step
-	// fills out and keeps none of its arguments. out.Loss is NaN or infinite if the numbers are; the caller then
-	// skips the batch.
-	Step(b *Batch, rows, params []float32, out *Result) error
+	// params has all dense weights one after the other, in the order of Params. Step fills out and keeps none of its
+	// arguments. out.Loss is NaN or infinite if the numbers are; the caller then skips the batch.
+	Step(b *Batch, params []float32, out *Result) error
 	// Predict runs forward only and fills out.Predictions and out.Loss.
-	Predict(b *Batch, rows, params []float32, out *Result) error
+	Predict(b *Batch, params []float32, out *Result) error
 }
 
 // Param is one dense tensor: its name, shape and initial values.
@@ -74,34 +73,22 @@ func mix(seed, i uint64) uint64 {
 }
 
 // Batch is the input of a step, apart from weights. All slices have the whole batch size of the model, of which the
-// first N examples are real.
+// first N examples are real. Fields has the embeddings of each example, feature after feature, each with the width of
+// its feature: the caller has pulled the rows and summed those of a feature with several values.
 type Batch struct {
 	N      int
-	Labels []float32 // [batch], 0 or 1; the number of a class
+	Labels []float32 // [batch, tasks], 0 or 1; the number of a class
 	Dense  []float32 // [batch, dense features], row-major
-	Index  []int32   // [batch, categorical features]: which row of rows
+	Fields []float32 // [batch, sum of the widths], row-major
 }
 
 // Result is the output of a step. The caller allocates its slices, or the model grows them; they are reused.
 type Result struct {
-	Loss        float64   // mean cross entropy of the N examples, in nats
-	Predictions []float32 // [N], probability of label 1, or of the right class, before the update
+	Loss        float64   // mean of the N examples; cross entropy is in nats
+	Predictions []float32 // [N, tasks], probability of label 1, or of the right class, before the update
 	Classes     []int32   // [N], the most probable class; nil where there are two, by probability
-	RowGrads    []float32 // [U, dim], of the mean loss, summed per unique row
-	ParamGrads  []float32 // all dense weights, in the order of Params
-}
-
-// BucketRows is the number of rows that u unique rows are padded to: powers of
-// two and the steps half-way between, at least 64, at most max rounded up.
-func BucketRows(u, max int) int {
-	for size := 64; ; size *= 2 {
-		if u <= size || size >= max {
-			return size
-		}
-		if u <= size+size/2 || size+size/2 >= max {
-			return size + size/2
-		}
-	}
+	FieldGrads  []float32 // of the mean loss, for Batch.Fields; those of padding examples are undefined
+	ParamGrads  []float32 // of the mean loss, for all dense weights, in the order of Params
 }
 
 // bce fills out.Predictions and out.Loss from logits.
@@ -117,9 +104,9 @@ func bce(logits, labels []float32, n int, out *Result) {
 	out.Loss = sum / float64(n)
 }
 
-func grow(s []float32, n int) []float32 {
+func grow[T any](s []T, n int) []T {
 	if cap(s) < n {
-		return make([]float32, n)
+		return make([]T, n)
 	}
 	return s[:n]
 }

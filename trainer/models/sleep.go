@@ -15,16 +15,16 @@ type Sleep struct {
 func (m *Sleep) Params() []Param { return []Param{{Name: "weights", Shape: []int{64}}} }
 
 // Step implements [Model].
-func (m *Sleep) Step(b *Batch, rows, params []float32, out *Result) error {
+func (m *Sleep) Step(b *Batch, params []float32, out *Result) error {
 	time.Sleep(m.Time)
-	out.RowGrads, out.ParamGrads = grow(out.RowGrads, len(rows)), grow(out.ParamGrads, len(params))
-	clear(out.RowGrads)
+	out.FieldGrads, out.ParamGrads = grow(out.FieldGrads, len(b.Fields)), grow(out.ParamGrads, len(params))
+	clear(out.FieldGrads)
 	clear(out.ParamGrads)
-	return m.Predict(b, rows, params, out)
+	return m.Predict(b, params, out)
 }
 
 // Predict implements [Model]: every label is as likely as the other.
-func (m *Sleep) Predict(b *Batch, _, _ []float32, out *Result) error {
+func (m *Sleep) Predict(b *Batch, _ []float32, out *Result) error {
 	out.Loss, out.Predictions = math.Ln2, grow(out.Predictions, b.N)
 	for i := range out.Predictions {
 		out.Predictions[i] = 0.5

@@ -11,7 +11,7 @@ import (
 func openThreads(t testing.TB, threads int, cfg DLRMConfig) Model {
 	t.Helper()
 	backend := open(t)
-	m, err := NewThreads(threads, cfg.Batch, cfg.Dim, func(batch int) (Model, error) {
+	m, err := NewThreads(threads, cfg.Batch, func(batch int) (Model, error) {
 		cfg.Batch = batch
 		return NewDLRM(backend, cfg)
 	})
@@ -27,20 +27,20 @@ func TestThreadsAreOneModel(t *testing.T) {
 	cfg := small
 	cfg.Batch = 12
 	for _, n := range []int{12, 11, 7, 4, 1} { // whole, ragged, one slice short, one slice
-		b, rows, params, _ := example(cfg, n, 9, uint64(n))
+		b, params := example(cfg, n, uint64(n))
 		var want Result
-		if err := openThreads(t, 1, cfg).Step(b, rows, params, &want); err != nil {
+		if err := openThreads(t, 1, cfg).Step(b, params, &want); err != nil {
 			t.Fatal(err)
 		}
 		for _, threads := range []int{2, 3, 12} {
 			m := openThreads(t, threads, cfg)
 			var got, again, predicted Result
 			for _, out := range []*Result{&again, &got} { // the second on used buffers
-				if err := m.Step(b, rows, params, out); err != nil {
+				if err := m.Step(b, params, out); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := m.Predict(b, rows, params, &predicted); err != nil {
+			if err := m.Predict(b, params, &predicted); err != nil {
 				t.Fatal(err)
 			}
 			if math.Abs(got.Loss-want.Loss) > 1e-5 || predicted.Loss != got.Loss {
@@ -48,9 +48,10 @@ func TestThreadsAreOneModel(t *testing.T) {
 					want.Loss)
 			}
 			near(t, "predictions", got.Predictions, want.Predictions)
-			near(t, "gradients of rows", got.RowGrads, want.RowGrads)
+			real := n * cfg.Categorical * cfg.Dim // those of padding examples are undefined
+			near(t, "gradients of fields", got.FieldGrads[:real], want.FieldGrads[:real])
 			near(t, "gradients of params", got.ParamGrads, want.ParamGrads)
-			if !slices.Equal(got.RowGrads, again.RowGrads) || !slices.Equal(got.ParamGrads, again.ParamGrads) ||
+			if !slices.Equal(got.FieldGrads, again.FieldGrads) || !slices.Equal(got.ParamGrads, again.ParamGrads) ||
 				got.Loss != again.Loss {
 				t.Errorf("%d examples on %d threads: two steps with the same inputs differ", n, threads)
 			}
@@ -75,21 +76,20 @@ func near(t *testing.T, what string, got, want []float32) {
 func TestThreadsRefuse(t *testing.T) {
 	never := func(int) (Model, error) { t.Error("a model was opened"); return nil, nil }
 	for _, threads := range []int{0, 5, 13} {
-		if _, err := NewThreads(threads, 12, 4, never); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		if _, err := NewThreads(threads, 12, never); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%d threads for a batch of 12: %v, want CodeInvalidArgument", threads, err)
 		}
 	}
 	cfg := small
 	m := openThreads(t, 2, cfg)
 	for name, spoil := range map[string]func(*Batch){
-		"no examples":            func(b *Batch) { b.N = 0 },
-		"too many":               func(b *Batch) { b.N = 7 },
-		"a row that is not":      func(b *Batch) { b.Index[3] = 9 },
-		"a row that is negative": func(b *Batch) { b.Index[3] = -1 },
+		"no examples": func(b *Batch) { b.N = 0 },
+		"too many":    func(b *Batch) { b.N = 7 },
+		"half a row":  func(b *Batch) { b.Fields = b.Fields[1:] },
 	} {
-		b, rows, params, _ := example(cfg, 6, 9, 1)
+		b, params := example(cfg, 6, 1)
 		spoil(b)
-		if err := m.Step(b, rows, params, &Result{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		if err := m.Step(b, params, &Result{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%s: %v, want CodeInvalidArgument", name, err)
 		}
 	}
