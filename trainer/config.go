@@ -112,12 +112,14 @@ type DataConfig struct {
 	Limit      int64  `yaml:"limit"` // train on the first so many images; 0: all
 }
 
-// ModelConfig is the kind of model and the shape of a DLRM.
+// ModelConfig is the kind of model and its sizes.
 type ModelConfig struct {
-	Kind   string `yaml:"kind" json:",omitempty"` // dlrm, or lenet for images
-	Dim    int    `yaml:"dim"`
-	Bottom []int  `yaml:"bottom"` // hidden layers over the dense features
-	Top    []int  `yaml:"top"`    // hidden layers over the dot products
+	Kind   string `yaml:"kind" json:",omitempty"`  // one of package models
+	Dim    int    `yaml:"dim"`                     // of an embedding
+	Bottom []int  `yaml:"bottom"`                  // dlrm: hidden layers over the dense features
+	Top    []int  `yaml:"top"`                     // hidden layers
+	Cross  int    `yaml:"cross" json:",omitempty"` // dcn: cross layers; 0: 2
+	Items  int    `yaml:"items" json:",omitempty"` // two-tower: the last so many features describe the item
 	// Sleep > 0 replaces the model by a step that takes so long and learns nothing.
 	Sleep time.Duration `yaml:"sleep" json:"-"`
 }

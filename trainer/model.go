@@ -41,6 +41,8 @@ func (c *Config) validateModel() error {
 		return invalid("data: limit is %d: want 0 or more images", d.Limit)
 	case c.validateParameters() != nil:
 		return c.validateParameters()
+	case c.Model.Cross < 0 || c.Model.Items < 0:
+		return invalid("model: cross %d, items %d: want 0 or more", c.Model.Cross, c.Model.Items)
 	case kind.Images && d.Images == "":
 		return invalid("model: kind %s needs images: give data (images and labels)", c.Model.Kind)
 	case !kind.Images && d.Images != "":
@@ -55,6 +57,14 @@ func (m *ModelConfig) kind() string {
 		return DLRM
 	}
 	return m.Kind
+}
+
+// cross returns the number of cross layers.
+func (m *ModelConfig) cross() int {
+	if m.Cross == 0 {
+		return 2
+	}
+	return m.Cross
 }
 
 // fingerprint returns m as states and settings contain it. A DLRM has an empty Kind there.
@@ -84,7 +94,7 @@ func (c *Config) newModel(backend *accel.Backend, shape data.Shape, batch int) (
 	kind, _ := models.Find(c.Model.kind())
 	return kind.New(backend, &models.Config{
 		Batch: batch, Dense: shape.Dense, Widths: slices.Repeat([]int{c.Model.rowWidth()}, shape.Categorical),
-		Dim: c.Model.Dim, Bottom: c.Model.Bottom, Top: c.Model.Top,
+		Dim: c.Model.Dim, Bottom: c.Model.Bottom, Top: c.Model.Top, Cross: c.Model.cross(), Items: c.Model.Items,
 		Height: shape.Height, Width: shape.Width, Classes: shape.Classes,
 	})
 }

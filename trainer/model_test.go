@@ -94,7 +94,7 @@ func TestModelsWantTheirData(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		{"kind", func(c *Config) { c.Model.Kind = "cnn" }, "want dlrm, lenet"},
+		{"kind", func(c *Config) { c.Model.Kind = "cnn" }, "want dcn, deepfm, dlrm, fm, lenet, lr, two-tower, wide-deep"},
 		{"images for a DLRM", func(c *Config) { c.Model.Kind = DLRM }, "want kind lenet"},
 		{"no images", func(c *Config) { c.Data.Images, c.Data.Labels, c.Data.File, c.Data.Schema = "", "", "x", "y" },
 			"needs images"},

@@ -1,5 +1,7 @@
 package trainer
 
+import "github.com/rowraft/rowraft/trainer/models/kernel"
+
 // pool writes a field of width numbers for each feature of each example: the sum of the rows of its values. index has
 // the row of each value. ends has, for each field, the end of its values in index; nil: each field has one value, so
 // it is a copy of the row. pool returns how many numbers of fields it wrote.
@@ -15,7 +17,7 @@ func pool(fields, rows []float32, width int, index, ends []int32) int {
 		field := fields[i*width : (i+1)*width]
 		clear(field)
 		for _, row := range index[from:end] {
-			addTo(field, rows[int(row)*width:])
+			kernel.Add(field, rows[int(row)*width:])
 		}
 		from = end
 	}
@@ -27,23 +29,15 @@ func pool(fields, rows []float32, width int, index, ends []int32) int {
 func unpool(rowGrads, fieldGrads []float32, width int, index, ends []int32) {
 	if ends == nil {
 		for i, row := range index {
-			addTo(rowGrads[int(row)*width:(int(row)+1)*width], fieldGrads[i*width:])
+			kernel.Add(rowGrads[int(row)*width:(int(row)+1)*width], fieldGrads[i*width:])
 		}
 		return
 	}
 	from := int32(0)
 	for i, end := range ends {
 		for _, row := range index[from:end] {
-			addTo(rowGrads[int(row)*width:(int(row)+1)*width], fieldGrads[i*width:])
+			kernel.Add(rowGrads[int(row)*width:(int(row)+1)*width], fieldGrads[i*width:])
 		}
 		from = end
-	}
-}
-
-// addTo adds the first len(dst) numbers of src to dst.
-func addTo(dst, src []float32) {
-	src = src[:len(dst)]
-	for i, v := range src {
-		dst[i] += v
 	}
 }

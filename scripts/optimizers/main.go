@@ -26,7 +26,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer"
-	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -124,12 +123,9 @@ func train(cfg trainer.Config, seeds int, dir string, progress io.Writer) error 
 		return err
 	}
 	shape := set.Shape()
-	backend, _, err := accel.Open(accel.Go)
-	if err != nil {
-		return err
-	}
-	m, err := models.NewDLRM(backend.Backend, models.DLRMConfig{Batch: cfg.Batch, Dense: shape.Dense,
-		Categorical: shape.Categorical, Dim: cfg.Model.Dim, Bottom: cfg.Model.Bottom, Top: cfg.Model.Top})
+	kind, _ := models.Find(trainer.DLRM)
+	m, err := kind.New(nil, &models.Config{Batch: cfg.Batch, Dense: shape.Dense, Dim: cfg.Model.Dim,
+		Widths: slices.Repeat([]int{cfg.Model.Dim}, shape.Categorical), Bottom: cfg.Model.Bottom, Top: cfg.Model.Top})
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,12 @@
 // A model keeps no weights: all of them live on the servers, come in with every
 // step and leave as gradients. It sees no rows either: the trainer sums the rows
 // of each feature into the fields, and gives their gradients back to the rows.
-// This package and accel are the only ones that know the compute library.
+//
+// [Kinds] are the models. Those for logs run on the CPU: each is one function, in a
+// file of its own, that adds layers to a net (net.go, affine.go, layers.go,
+// pairs.go) and returns its head (heads.go). Package kernel has their arithmetic.
+// LeNet, and the DLRM on an accelerator, are graphs of the compute library, which
+// this package and accel alone know.
 //
 // # Invariants
 //

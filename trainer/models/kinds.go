@@ -13,8 +13,12 @@ type Config struct {
 	Dense  int   // dense features, or pixels of an image
 	Widths []int // numbers of each feature in [Batch.Fields]: what Kind.RowWidth returns for its embeddings
 
-	Dim         int   // of an embedding
-	Bottom, Top []int // hidden layers
+	Tasks       int    // labels of an example; 0: one
+	Loss        string // BCE or MSE; "": BCE
+	Dim         int    // of an embedding
+	Bottom, Top []int  // hidden layers
+	Cross       int    // cross layers
+	Items       int    // how many features, the last ones, describe the item of a two-tower model
 
 	Height, Width, Classes int // of an image
 }
@@ -26,16 +30,56 @@ type Kind struct {
 	RowWidth func(dim int) int
 	// Images: the examples are images, not rows of a log.
 	Images bool
-	// New builds a model; backend is one that package accel opened. Errors: CodeInvalidArgument if c makes no model.
+	// New builds a model; backend is one that package accel opened, or nil for a model of the CPU. Errors:
+	// CodeInvalidArgument if c makes no model.
 	New func(backend compute.Backend, c *Config) (Model, error)
 }
 
-// plain is the RowWidth of a model whose rows are embeddings and nothing else.
-func plain(dim int) int { return dim }
+// Losses of a label.
+const (
+	BCE = "bce" // binary cross entropy: labels are 0 or 1, predictions are probabilities
+	MSE = "mse" // mean square error: labels and predictions are numbers
+)
+
+func (c *Config) tasks() int { return max(c.Tasks, 1) }
+
+// check returns an error for sizes that make no model.
+func (c *Config) check() error {
+	for _, n := range slices.Concat([]int{c.Batch, c.Dim, len(c.Widths)}, c.Widths, c.Bottom, c.Top) {
+		if n < 1 {
+			return invalid("batch %d, dim %d, features of widths %v, layers %v and %v: want 1 or more of each", c.Batch,
+				c.Dim, c.Widths, c.Bottom, c.Top)
+		}
+	}
+	if c.Dense < 0 || c.Tasks < 0 || c.Cross < 0 || c.Loss != "" && c.Loss != BCE && c.Loss != MSE {
+		return invalid("%d dense features, %d tasks, %d cross layers, loss %q: want 0 or more, and %s or %s", c.Dense,
+			c.Tasks, c.Cross, c.Loss, BCE, MSE)
+	}
+	return nil
+}
+
+// The RowWidth of models.
+func embedding(dim int) int   { return dim }     // rows are embeddings
+func linearFirst(dim int) int { return 1 + dim } // a linear weight, then the embedding
+func linearOnly(int) int      { return 1 }       // a linear weight
+
+// onCPU is a Kind of a net.
+func onCPU(rowWidth func(int) int, wire func(*net) (head, error)) Kind {
+	return Kind{RowWidth: rowWidth, New: func(_ compute.Backend, c *Config) (Model, error) { return newNet(c, wire) }}
+}
 
 var kinds = map[string]Kind{
-	"dlrm": {RowWidth: plain, New: func(b compute.Backend, c *Config) (Model, error) {
-		return NewDLRM(b, DLRMConfig{Batch: c.Batch, Dense: c.Dense, Categorical: len(c.Widths), Dim: c.Dim,
+	"lr":        onCPU(linearOnly, lr),
+	"fm":        onCPU(linearFirst, fmModel),
+	"wide-deep": onCPU(linearFirst, wideDeep),
+	"deepfm":    onCPU(linearFirst, deepFM),
+	"dcn":       onCPU(embedding, dcn),
+	"two-tower": onCPU(embedding, twoTower),
+	"dlrm": {RowWidth: embedding, New: func(b compute.Backend, c *Config) (Model, error) {
+		if b == nil || b.Name() == "go" || c.tasks() > 1 || c.Loss == MSE {
+			return newNet(c, dlrm)
+		}
+		return NewDLRMGraph(b, DLRMGraphConfig{Batch: c.Batch, Dense: c.Dense, Categorical: len(c.Widths), Dim: c.Dim,
 			Bottom: c.Bottom, Top: c.Top})
 	}},
 	"lenet": {Images: true, New: func(b compute.Backend, c *Config) (Model, error) {

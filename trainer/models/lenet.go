@@ -38,7 +38,7 @@ type LeNet struct {
 
 // Sizes of the network.
 const (
-	kernel         = 5
+	kernelSize     = 5
 	firstChannels  = 6
 	secondChannels = 16
 	firstHidden    = 120
@@ -54,13 +54,13 @@ func NewLeNet(backend compute.Backend, cfg LeNetConfig) (*LeNet, error) {
 	}
 	for _, n := range []int{cfg.Height, cfg.Width} {
 		// Both maxima take the cells of a layer two by two.
-		if n < 16 || n > 1<<10 || (n-kernel+1)%4 != 0 {
+		if n < 16 || n > 1<<10 || (n-kernelSize+1)%4 != 0 {
 			return nil, invalid("images of %d × %d: a LeNet takes 16, 20, 24, 28 … to %d pixels each way", cfg.Height,
 				cfg.Width, 1<<10)
 		}
 	}
 	m := &LeNet{cfg: cfg, params: cfg.params(), places: cfg.places()}
-	m.windows = make([]float32, kernel*kernel*cfg.Batch*len(m.places))
+	m.windows = make([]float32, kernelSize*kernelSize*cfg.Batch*len(m.places))
 	m.labels = make([]float32, cfg.Batch*cfg.Classes)
 	m.weights = make([]float32, cfg.Batch)
 	var err error
@@ -76,7 +76,7 @@ func NewLeNet(backend compute.Backend, cfg LeNetConfig) (*LeNet, error) {
 // quarter returns a quarter of the first convolution's output in each direction, the smallest unit of the layout;
 // the second's maxima are two cells smaller.
 func (c *LeNetConfig) quarter() (h, w int) {
-	return (c.Height - kernel + 1) / 4, (c.Width - kernel + 1) / 4
+	return (c.Height - kernelSize + 1) / 4, (c.Width - kernelSize + 1) / 4
 }
 
 // places lists where in an image the windows begin, in the order of columns:
@@ -109,7 +109,7 @@ func (c *LeNetConfig) params() []Param {
 			Param{Name: name + ".weights", Shape: shape, FanIn: in, FanOut: out},
 			Param{Name: name + ".bias", Shape: []int{out}})
 	}
-	const window = kernel * kernel
+	const window = kernelSize * kernelSize
 	layer("conv1", []int{firstChannels, window}, window, firstChannels)
 	layer("conv2", []int{secondChannels, window * firstChannels}, window*firstChannels, secondChannels)
 	flat := secondChannels * (h - 2) * (w - 2)
@@ -141,11 +141,11 @@ type lenetGraph struct {
 	first   *Node // [6, 4, 4·B·q], before the maxima
 	pooled  *Node
 	inner   *Node
-	second  *Node   // [16, 4, B·p], before the maxima
-	kernels *Node   // of the second convolution
-	layers  []layer // dense
-	flat    *Node   // [B, 16·p]
-	logits  *Node   // [B, classes]
+	second  *Node        // [16, 4, B·p], before the maxima
+	kernels *Node        // of the second convolution
+	layers  []graphLayer // dense
+	flat    *Node        // [B, 16·p]
+	logits  *Node        // [B, classes]
 }
 
 // forward builds the graph: windows as above, params as listed.
@@ -168,8 +168,8 @@ func (m *LeNet) forward(windows *Node, params []*Node) *lenetGraph {
 		if i > 0 {
 			x = relu(x)
 		}
-		var l layer
-		x, l = affine(x, take(), take())
+		var l graphLayer
+		x, l = graphAffine(x, take(), take())
 		g.layers = append(g.layers, l)
 	}
 	g.logits = x
@@ -207,9 +207,9 @@ func unmaxima(x, d *Node) *Node {
 // order in which inner has them: offsets k of the kernel, then cells of the
 // maximum. (row, column) < 6 is where in the input it begins.
 func eachWindow(f func(row, column int)) {
-	for k := range kernel * kernel {
+	for k := range kernelSize * kernelSize {
 		for cell := range 4 {
-			f(k/kernel+cell/2, k%kernel+cell%2)
+			f(k/kernelSize+cell/2, k%kernelSize+cell%2)
 		}
 	}
 }
@@ -219,7 +219,7 @@ func (m *LeNet) inner(pooled *Node) *Node {
 	c := &m.cfg
 	h, w := c.quarter()
 	x := Reshape(pooled, firstChannels, 4, c.Batch, h, w)
-	var from [kernel + 1][kernel + 1]*Node // [6, 1, B, h−2, w−2]
+	var from [kernelSize + 1][kernelSize + 1]*Node // [6, 1, B, h−2, w−2]
 	for row := range from {
 		for column := range from[row] {
 			parity, y, x0 := row%2*2+column%2, row/2, column/2
@@ -229,15 +229,15 @@ func (m *LeNet) inner(pooled *Node) *Node {
 	}
 	var parts []*Node
 	eachWindow(func(row, column int) { parts = append(parts, from[row][column]) })
-	return Reshape(Concatenate(parts, 1), firstChannels*kernel*kernel, 4*c.Batch*(h-2)*(w-2))
+	return Reshape(Concatenate(parts, 1), firstChannels*kernelSize*kernelSize, 4*c.Batch*(h-2)*(w-2))
 }
 
 // uninner is the gradient of pooled, given that of inner.
 func (m *LeNet) uninner(d *Node) *Node {
 	c := &m.cfg
 	h, w := c.quarter()
-	d = Reshape(d, firstChannels, 4*kernel*kernel, c.Batch, h-2, w-2)
-	var from [kernel + 1][kernel + 1]*Node
+	d = Reshape(d, firstChannels, 4*kernelSize*kernelSize, c.Batch, h-2, w-2)
+	var from [kernelSize + 1][kernelSize + 1]*Node
 	i := 0
 	eachWindow(func(row, column int) {
 		part := Slice(d, AxisRange(), AxisRange(i, i+1))
@@ -360,11 +360,11 @@ func (m *LeNet) fill(b *Batch) {
 	}
 	q := len(m.places) / 16
 	clear(m.windows)
-	for k := range kernel * kernel {
+	for k := range kernelSize * kernelSize {
 		for part := range 16 {
 			at := (k*16 + part) * c.Batch * q
 			for i := range b.N {
-				image := b.Dense[i*c.pixels()+k/kernel*c.Width+k%kernel:]
+				image := b.Dense[i*c.pixels()+k/kernelSize*c.Width+k%kernelSize:]
 				for _, place := range m.places[part*q : (part+1)*q] {
 					m.windows[at] = image[place]
 					at++
@@ -383,7 +383,7 @@ func (m *LeNet) run(e *Exec, b *Batch, params []float32, backward bool) ([]*tens
 	c := &m.cfg
 	var in []*tensors.Tensor
 	add := func(t *tensors.Tensor) { in = append(in, t) }
-	add(tensors.FromFlatDataAndDimensions(m.windows, kernel*kernel, c.Batch*len(m.places)))
+	add(tensors.FromFlatDataAndDimensions(m.windows, kernelSize*kernelSize, c.Batch*len(m.places)))
 	if backward {
 		add(tensors.FromFlatDataAndDimensions(m.labels, c.Batch, c.Classes))
 		add(tensors.FromFlatDataAndDimensions(m.weights, c.Batch))

@@ -53,7 +53,7 @@ func TestLeNetGradients(t *testing.T) {
 		params := wide(lenetParams(m, 7))
 		m.fill(b)
 		inputs := func(backward bool) []any {
-			in := []any{tensors.FromFlatDataAndDimensions(wide(m.windows), kernel*kernel, cfg.Batch*len(m.places))}
+			in := []any{tensors.FromFlatDataAndDimensions(wide(m.windows), kernelSize*kernelSize, cfg.Batch*len(m.places))}
 			if backward {
 				in = append(in, tensors.FromFlatDataAndDimensions(wide(m.labels), cfg.Batch, cfg.Classes),
 					tensors.FromFlatDataAndDimensions(wide(m.weights), cfg.Batch))
@@ -155,7 +155,7 @@ func lenetByHand(cfg LeNetConfig, image []float32, params []Param, flat []float3
 	h, w, channels, x := cfg.Height, cfg.Width, 1, wide(image)
 	for _, out := range []int{firstChannels, secondChannels} {
 		weights, bias := take(), take()
-		oh, ow := (h-kernel+1)/2, (w-kernel+1)/2
+		oh, ow := (h-kernelSize+1)/2, (w-kernelSize+1)/2
 		y := make([]float64, oh*ow*out)
 		for o := range out {
 			for i := range oh {
@@ -163,11 +163,11 @@ func lenetByHand(cfg LeNetConfig, image []float32, params []Param, flat []float3
 					best := math.Inf(-1)
 					for cell := range 4 {
 						sum := bias[o]
-						for ky := range kernel {
-							for kx := range kernel {
+						for ky := range kernelSize {
+							for kx := range kernelSize {
 								for c := range channels {
 									row, column := 2*i+cell/2+ky, 2*j+cell%2+kx
-									sum += x[(c*h+row)*w+column] * weights[(o*channels+c)*kernel*kernel+ky*kernel+kx]
+									sum += x[(c*h+row)*w+column] * weights[(o*channels+c)*kernelSize*kernelSize+ky*kernelSize+kx]
 								}
 							}
 						}

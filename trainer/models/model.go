@@ -91,19 +91,6 @@ type Result struct {
 	ParamGrads  []float32 // of the mean loss, for all dense weights, in the order of Params
 }
 
-// bce fills out.Predictions and out.Loss from logits.
-func bce(logits, labels []float32, n int, out *Result) {
-	out.Predictions = grow(out.Predictions, n)
-	sum := 0.0
-	for i := range n {
-		z, y := float64(logits[i]), float64(labels[i])
-		// log(1 + e^z) - y·z, without overflow.
-		sum += max(z, 0) + math.Log1p(math.Exp(-math.Abs(z))) - y*z
-		out.Predictions[i] = float32(1 / (1 + math.Exp(-z)))
-	}
-	out.Loss = sum / float64(n)
-}
-
 func grow[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)

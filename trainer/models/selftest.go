@@ -11,8 +11,8 @@ import (
 // predictions with the same formula on the host, to 2 % (a GPU may round
 // products to TF32).
 func SelfTest(backend compute.Backend) error {
-	cfg := DLRMConfig{Batch: 4, Dense: 1, Categorical: 2, Dim: 2}
-	m, err := NewDLRM(backend, cfg)
+	cfg := DLRMGraphConfig{Batch: 4, Dense: 1, Categorical: 2, Dim: 2}
+	m, err := NewDLRMGraph(backend, cfg)
 	if err != nil {
 		return err
 	}

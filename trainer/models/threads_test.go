@@ -8,12 +8,15 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-func openThreads(t testing.TB, threads int, cfg DLRMConfig) Model {
+// tiny is a DLRM whose widths need padding.
+var tiny = Config{Batch: 6, Dense: 3, Widths: []int{5, 5, 5, 5}, Dim: 5, Bottom: []int{7}, Top: []int{8, 3}}
+
+func openThreads(t testing.TB, threads int, c Config) Model {
 	t.Helper()
-	backend := open(t)
-	m, err := NewThreads(threads, cfg.Batch, func(batch int) (Model, error) {
-		cfg.Batch = batch
-		return NewDLRM(backend, cfg)
+	m, err := NewThreads(threads, c.Batch, func(batch int) (Model, error) {
+		c := c
+		c.Batch = batch
+		return newNet(&c, dlrm)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -24,10 +27,10 @@ func openThreads(t testing.TB, threads int, cfg DLRMConfig) Model {
 // A batch on several threads gives the loss, the predictions and the gradients of the
 // whole batch on one: that is the rule of the sum, d(Σ nᵢ/n · Lᵢ) = Σ nᵢ/n · dLᵢ.
 func TestThreadsAreOneModel(t *testing.T) {
-	cfg := small
+	cfg := tiny
 	cfg.Batch = 12
 	for _, n := range []int{12, 11, 7, 4, 1} { // whole, ragged, one slice short, one slice
-		b, params := example(cfg, n, uint64(n))
+		b, params := sample(&cfg, openThreads(t, 1, cfg).Params(), n, uint64(n))
 		var want Result
 		if err := openThreads(t, 1, cfg).Step(b, params, &want); err != nil {
 			t.Fatal(err)
@@ -48,7 +51,7 @@ func TestThreadsAreOneModel(t *testing.T) {
 					want.Loss)
 			}
 			near(t, "predictions", got.Predictions, want.Predictions)
-			real := n * cfg.Categorical * cfg.Dim // those of padding examples are undefined
+			real := n * len(cfg.Widths) * cfg.Dim // those of padding examples are undefined
 			near(t, "gradients of fields", got.FieldGrads[:real], want.FieldGrads[:real])
 			near(t, "gradients of params", got.ParamGrads, want.ParamGrads)
 			if !slices.Equal(got.FieldGrads, again.FieldGrads) || !slices.Equal(got.ParamGrads, again.ParamGrads) ||
@@ -80,14 +83,13 @@ func TestThreadsRefuse(t *testing.T) {
 			t.Errorf("%d threads for a batch of 12: %v, want CodeInvalidArgument", threads, err)
 		}
 	}
-	cfg := small
-	m := openThreads(t, 2, cfg)
+	m := openThreads(t, 2, tiny)
 	for name, spoil := range map[string]func(*Batch){
 		"no examples": func(b *Batch) { b.N = 0 },
 		"too many":    func(b *Batch) { b.N = 7 },
 		"half a row":  func(b *Batch) { b.Fields = b.Fields[1:] },
 	} {
-		b, params := example(cfg, 6, 1)
+		b, params := sample(&tiny, m.Params(), 6, 1)
 		spoil(b)
 		if err := m.Step(b, params, &Result{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%s: %v, want CodeInvalidArgument", name, err)

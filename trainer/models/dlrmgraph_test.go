@@ -22,10 +22,10 @@ func open(t testing.TB) *accel.Backend {
 	return b
 }
 
-var small = DLRMConfig{Batch: 6, Dense: 3, Categorical: 4, Dim: 5, Bottom: []int{7}, Top: []int{8, 3}}
+var small = DLRMGraphConfig{Batch: 6, Dense: 3, Categorical: 4, Dim: 5, Bottom: []int{7}, Top: []int{8, 3}}
 
 // example is a batch of n examples with its params, in float32.
-func example(cfg DLRMConfig, n int, seed uint64) (b *Batch, params []float32) {
+func example(cfg DLRMGraphConfig, n int, seed uint64) (b *Batch, params []float32) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	normal := func(n int, scale float64) []float32 {
 		s := make([]float32, n)
@@ -61,16 +61,16 @@ func wide(s []float32) []float64 {
 func TestGradients(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		cfg  DLRMConfig
+		cfg  DLRMGraphConfig
 		n    int
 	}{
 		{"with dense features", small, 6},
 		{"with padding examples", small, 4},
-		{"without dense features", DLRMConfig{Batch: 6, Categorical: 4, Dim: 5, Top: []int{8}}, 6},
-		{"without hidden layers", DLRMConfig{Batch: 6, Dense: 2, Categorical: 3, Dim: 4}, 5},
+		{"without dense features", DLRMGraphConfig{Batch: 6, Categorical: 4, Dim: 5, Top: []int{8}}, 6},
+		{"without hidden layers", DLRMGraphConfig{Batch: 6, Dense: 2, Categorical: 3, Dim: 4}, 5},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			m, err := NewDLRM(open(t), tc.cfg)
+			m, err := NewDLRMGraph(open(t), tc.cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -139,8 +139,8 @@ func TestGradients(t *testing.T) {
 
 // Step in float32, through padding, against the same formula by hand.
 func TestStepMatchesHandWrittenDLRM(t *testing.T) {
-	cfg := DLRMConfig{Batch: 2, Dense: 1, Categorical: 2, Dim: 2}
-	m, err := NewDLRM(open(t), cfg)
+	cfg := DLRMGraphConfig{Batch: 2, Dense: 1, Categorical: 2, Dim: 2}
+	m, err := NewDLRMGraph(open(t), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestStepMatchesHandWrittenDLRM(t *testing.T) {
 
 func TestStepIsDeterministic(t *testing.T) {
 	run := func() []float32 {
-		m, err := NewDLRM(open(t), small)
+		m, err := NewDLRMGraph(open(t), small)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -201,7 +201,7 @@ func TestStepIsDeterministic(t *testing.T) {
 }
 
 func TestBadShapes(t *testing.T) {
-	m, err := NewDLRM(open(t), small)
+	m, err := NewDLRMGraph(open(t), small)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,10 +221,10 @@ func TestBadShapes(t *testing.T) {
 			}
 		})
 	}
-	for _, cfg := range []DLRMConfig{{}, {Batch: 1, Dim: 1, Categorical: 1},
+	for _, cfg := range []DLRMGraphConfig{{}, {Batch: 1, Dim: 1, Categorical: 1},
 		{Batch: 1, Dim: 1, Categorical: 2, Top: []int{0}}} {
-		if _, err := NewDLRM(open(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
-			t.Errorf("NewDLRM(%+v) = %v, want InvalidArgument", cfg, err)
+		if _, err := NewDLRMGraph(open(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("NewDLRMGraph(%+v) = %v, want InvalidArgument", cfg, err)
 		}
 	}
 }
@@ -277,16 +277,16 @@ func TestManyIndependentProducts(t *testing.T) {
 	}
 }
 
-func BenchmarkStep(b *testing.B) {
+func BenchmarkGraphStep(b *testing.B) {
 	for _, tc := range []struct {
 		name string
-		cfg  DLRMConfig
+		cfg  DLRMGraphConfig
 	}{
-		{"demo", DLRMConfig{Batch: 512, Dense: 4, Categorical: 8, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}}},
-		{"criteo", DLRMConfig{Batch: 512, Dense: 13, Categorical: 26, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}}},
+		{"demo", DLRMGraphConfig{Batch: 512, Dense: 4, Categorical: 8, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}}},
+		{"criteo", DLRMGraphConfig{Batch: 512, Dense: 13, Categorical: 26, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}}},
 	} {
 		b.Run(tc.name, func(b *testing.B) {
-			m, err := NewDLRM(open(b), tc.cfg)
+			m, err := NewDLRMGraph(open(b), tc.cfg)
 			if err != nil {
 				b.Fatal(err)
 			}
