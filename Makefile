@@ -184,6 +184,10 @@ JOBS   ?= examples/train-adult.yaml scripts/optimizers/sparse.yaml
 compare-optimizers: ## each optimizer next to PyTorch's, the tables of docs/optimizers.md: SEEDS=10 JOBS="JOB.yaml ...", 8 minutes (needs Debian's python3-torch and examples/data/adult: examples/README.md)
 	GOEXPERIMENT=$(SIMD) go run ./scripts/optimizers --seeds $(SEEDS) --python $(PYTHON) $(JOBS)
 
+.PHONY: compare-models
+compare-models: ## each kind of model next to the same model in PyTorch, the tables of docs/training.md: ARGS="--speed", or --seeds 5; 15 minutes (needs Debian's python3-torch, and the data in ../shared/data or ARGS="--data FOLDER")
+	GOEXPERIMENT=$(SIMD) go run ./scripts/models --python $(PYTHON) $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: build ## rowraft and Redis in one run, as ratios (bench/peers/compare.sh --help)
 	bench/peers/compare.sh

@@ -2,23 +2,7 @@
 
 DIR has description.json and files of little-endian numbers: the examples, the initial weights and rowraft's weights.
 """
-import json
-import math
-import pathlib
-import sys
-
-import numpy
-import torch
-from torch.nn import functional
-
-DIR = pathlib.Path(sys.argv[1])
-TASK = json.loads((DIR / "description.json").read_text())
 DIM, BATCH = TASK["dim"], TASK["batch"]
-torch.set_num_threads(1)
-
-
-def numbers(name, kind=numpy.float32):
-    return numpy.fromfile(DIR / name, dtype=numpy.dtype(kind).newbyteorder("<"))
 
 
 class Rule(torch.optim.Optimizer):
@@ -104,14 +88,6 @@ COUNTERPARTS = {
 }
 
 
-class Examples:
-    def __init__(self, name, keys):
-        self.labels = torch.from_numpy(numbers(name + ".labels"))
-        self.dense = torch.from_numpy(numbers(name + ".dense").reshape(len(self.labels), TASK["dense"]))
-        places = numpy.searchsorted(keys, numbers(name + ".keys", numpy.uint64))
-        self.index = torch.from_numpy(places.reshape(len(self.labels), TASK["features"]))
-
-
 def logits(rows, params, dense, index, sparse):
     """The DLRM of trainer/models, with its weights in the order of TASK["params"]."""
     p = iter(params)
@@ -129,15 +105,6 @@ def logits(rows, params, dense, index, sparse):
     for weights in p:
         x = x.relu() @ weights + next(p)
     return x[:, 0]
-
-
-def auc(scores, labels):
-    """The probability that a positive example has the greater score; equal scores count half."""
-    scores, labels = scores.numpy(), labels.numpy() > 0.5
-    _, place, count = numpy.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (numpy.cumsum(count) - (count - 1) / 2)[place]
-    positives = labels.sum()
-    return (ranks[labels].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives))
 
 
 def split(flat):
@@ -165,10 +132,6 @@ def train(optimizer, counterpart, seed, examples, held):
                 s.step()
     with torch.no_grad():
         return auc(logits(rows, params, held.dense, held.index, False), held.labels), rows.detach(), params
-
-
-def spread(values):
-    return f"{numpy.mean(values):.4f} ± {numpy.std(values, ddof=1):.4f}"
 
 
 def main():

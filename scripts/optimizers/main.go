@@ -9,24 +9,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/scripts/internal/torch"
 	"github.com/rowraft/rowraft/trainer"
-	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -60,15 +54,11 @@ func run(job string, seeds int, python string, table, progress io.Writer) (err e
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := train(cfg, seeds, dir, progress); err != nil {
+	d, err := train(cfg, seeds, dir, progress)
+	if err != nil {
 		return err
 	}
-	cmd := exec.Command(python, "-c", compare, dir)
-	cmd.Stdout, cmd.Stderr = table, progress
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s compare.py: %w", python, err)
-	}
-	return nil
+	return torch.Run(python, compare, dir, d, table, progress)
 }
 
 // optimizer is one comparison: the optimizers and learning rates of both tables.
@@ -116,84 +106,35 @@ type job struct {
 }
 
 // train trains with all optimizers and seeds and writes the files of compare.py to dir.
-func train(cfg trainer.Config, seeds int, dir string, progress io.Writer) error {
+func train(cfg trainer.Config, seeds int, dir string, progress io.Writer) (*description, error) {
 	cfg.Trainers, cfg.Epochs = 1, max(cfg.Epochs, 1)
 	set, err := cfg.OpenData()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	shape := set.Shape()
 	kind, _ := models.Find(trainer.DLRM)
 	m, err := kind.New(nil, &models.Config{Batch: cfg.Batch, Dense: shape.Dense, Dim: cfg.Model.Dim,
 		Widths: slices.Repeat([]int{cfg.Model.Dim}, shape.Categorical), Bottom: cfg.Model.Bottom, Top: cfg.Model.Top})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	j := &job{cfg: cfg, dir: dir, params: m.Params()}
-	if err := j.writeExamples(set); err != nil {
-		return err
+	if j.keys, err = torch.WriteExamples(dir, set); err != nil {
+		return nil, err
 	}
 	done := slices.Clone(optimizers)
 	for i := range done {
 		o := &done[i]
 		for seed := uint64(1); seed <= uint64(seeds); seed++ {
 			if err := j.compare(o, i, seed); err != nil {
-				return fmt.Errorf("%s, seed %d: %w", o.Name, seed, err)
+				return nil, fmt.Errorf("%s, seed %d: %w", o.Name, seed, err)
 			}
 		}
 		fmt.Fprintf(progress, "trained %s %v, dense %s %v, with %d seeds\n", o.Name, o.LR, o.Dense, o.DenseLR, seeds)
 	}
-	text, err := json.Marshal(description{Data: set.Name(), Batch: cfg.Batch, Epochs: cfg.Epochs, Dense: shape.Dense,
-		Features: shape.Categorical, Dim: cfg.Model.Dim, Seeds: seeds, Params: j.params, Optimizers: done})
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "description.json"), text, 0o600)
-}
-
-// writeExamples writes labels, dense features and the place of each key among all keys.
-func (j *job) writeExamples(set data.Set) error {
-	all := make(map[rowraft.Key]int32)
-	for name, open := range map[string]func() (data.Source, error){
-		"train": func() (data.Source, error) { return set.Train(0, 1) }, "held": set.Held,
-	} {
-		src, err := open()
-		if err != nil {
-			return err
-		}
-		var labels, dense []float32
-		var keys []rowraft.Key
-		s := set.Shape()
-		for b := data.NewBatch(4096, s); ; {
-			if err := src.Next(b); err == io.EOF {
-				break
-			} else if err != nil {
-				return errors.Join(err, src.Close())
-			}
-			labels = append(labels, b.Labels[:b.N]...)
-			dense = append(dense, b.Dense[:b.N*s.Dense]...)
-			keys = append(keys, b.Keys[:b.N*s.Categorical]...)
-		}
-		for _, k := range keys {
-			all[k] = 0
-		}
-		err = errors.Join(src.Close(), j.write(name+".labels", labels), j.write(name+".dense", dense),
-			j.write(name+".keys", keys))
-		if err != nil {
-			return err
-		}
-	}
-	j.keys = slices.Sorted(maps.Keys(all))
-	return j.write("keys", j.keys)
-}
-
-// write writes a slice of numbers, little-endian.
-func (j *job) write(name string, numbers any) error {
-	var b bytes.Buffer
-	if err := binary.Write(&b, binary.LittleEndian, numbers); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(j.dir, name), b.Bytes(), 0o600)
+	return &description{Data: set.Name(), Batch: cfg.Batch, Epochs: cfg.Epochs, Dense: shape.Dense,
+		Features: shape.Categorical, Dim: cfg.Model.Dim, Seeds: seeds, Params: j.params, Optimizers: done}, nil
 }
 
 // compare trains twice: with in_flight: 0, and with the default. It writes the weights before and after the first run.
@@ -218,7 +159,7 @@ func (j *job) compare(o *optimizer, number int, seed uint64) error {
 			dense := make([]float32, models.TotalSize(j.params))
 			models.Initial(dense, j.params, seed)
 			if err := errors.Join(j.writeRows(local, cfg, fmt.Sprintf("initial-%d", seed)),
-				j.write(fmt.Sprintf("initial-%d.dense", seed), dense)); err != nil {
+				torch.Write(j.dir, fmt.Sprintf("initial-%d.dense", seed), dense)); err != nil {
 				return err
 			}
 		}
@@ -246,7 +187,7 @@ func (j *job) writeRows(local *tables.Local, cfg trainer.Config, name string) er
 	if err := local.Pull(context.Background(), []tables.Segment{seg}); err != nil {
 		return err
 	}
-	return j.write(name+".rows", rows)
+	return torch.Write(j.dir, name+".rows", rows)
 }
 
 // writeDense writes what training added to the dense weights, without the padding of the rows.
@@ -261,7 +202,7 @@ func (j *job) writeDense(local *tables.Local, cfg trainer.Config, name string) e
 		dense = append(dense, padded[:p.Size()]...)
 		padded = padded[(p.Size()+schema.Dim-1)/schema.Dim*schema.Dim:]
 	}
-	return j.write(name+".dense", dense)
+	return torch.Write(j.dir, name+".dense", dense)
 }
 
 func schemaOf(local *tables.Local, name string) (s rowraft.Schema) {

@@ -48,6 +48,18 @@ func (n *net) affine(name string, out int, relu bool, xs ...*node) *node {
 	return l.out
 }
 
+// linear adds a layer of one number over the dense features, whose weights are zeros at first: numbers that are not
+// standardized would decide the first predictions.
+func (n *net) linear(name string) *node {
+	first := len(n.params)
+	y := n.affine(name, 1, false, n.dense)
+	for i := range n.params[first:] {
+		p := &n.params[first+i]
+		p.FanIn, p.FanOut = 0, 0
+	}
+	return y
+}
+
 // deep adds hidden layers with ReLU over the xs, NAME.0 and so on, and a last layer of one number for each task.
 func (n *net) deep(name string, hidden []int, xs ...*node) *node {
 	return n.affine(fmt.Sprintf("%s.%d", name, len(hidden)), n.cfg.tasks(), false, n.mlp(name, hidden, xs...)...)

@@ -4,6 +4,6 @@ package models
 // and the dense features, whose outputs are added.
 func deepFM(n *net) (head, error) {
 	linear, embeddings := n.split()
-	wide := n.plus(n.sum(linear), n.affine("linear", 1, false, n.dense), n.fm(embeddings))
+	wide := n.plus(n.sum(linear), n.linear("linear"), n.fm(embeddings))
 	return n.predict(n.plus(wide, n.deep("top", n.cfg.Top, n.dense, embeddings))), nil
 }

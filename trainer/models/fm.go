@@ -4,5 +4,5 @@ package models
 // pairs of embeddings. Dense features are in the linear part only.
 func fmModel(n *net) (head, error) {
 	linear, embeddings := n.split()
-	return n.oneTask(n.plus(n.sum(linear), n.affine("linear", 1, false, n.dense), n.fm(embeddings)))
+	return n.oneTask(n.plus(n.sum(linear), n.linear("linear"), n.fm(embeddings)))
 }

@@ -1,6 +1,7 @@
 package models
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -92,19 +93,21 @@ func equal(t *testing.T, got, want []Param) {
 
 func BenchmarkStep(b *testing.B) {
 	for _, tc := range []struct {
-		name string
-		c    Config
+		kind            string
+		dense, features int
 	}{
-		{"dlrm/demo", Config{Dense: 4, Widths: slices.Repeat([]int{16}, 8)}},
-		{"dlrm/criteo", Config{Dense: 13, Widths: slices.Repeat([]int{16}, 26)}},
+		{"dlrm", 4, 8}, {"dlrm", 13, 26}, {"dcn", 13, 26}, {"deepfm", 13, 26}, {"wide-deep", 13, 26}, {"fm", 13, 26},
+		{"lr", 13, 26}, {"two-tower", 0, 8},
 	} {
-		b.Run(tc.name, func(b *testing.B) {
-			tc.c.Batch, tc.c.Dim, tc.c.Bottom, tc.c.Top = 512, 16, []int{64}, []int{64, 32}
-			m, err := newNet(&tc.c, dlrm)
+		b.Run(fmt.Sprintf("%s/dense=%d/features=%d", tc.kind, tc.dense, tc.features), func(b *testing.B) {
+			k, _ := Find(tc.kind)
+			c := Config{Batch: 512, Dense: tc.dense, Dim: 16, Widths: slices.Repeat([]int{k.RowWidth(16)}, tc.features),
+				Bottom: []int{64}, Top: []int{64, 32}, Cross: 2, Items: 4}
+			m, err := k.New(nil, &c)
 			if err != nil {
 				b.Fatal(err)
 			}
-			batch, params := sample(&tc.c, m.Params(), tc.c.Batch, 1)
+			batch, params := sample(&c, m.Params(), c.Batch, 1)
 			var r Result
 			if err := m.Step(batch, params, &r); err != nil {
 				b.Fatal(err)
@@ -115,7 +118,7 @@ func BenchmarkStep(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric(float64(tc.c.Batch*b.N)/b.Elapsed().Seconds(), "examples/s")
+			b.ReportMetric(float64(c.Batch*b.N)/b.Elapsed().Seconds(), "examples/s")
 		})
 	}
 }

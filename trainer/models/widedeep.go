@@ -4,6 +4,6 @@ package models
 // and dense features (deep), whose outputs are added.
 func wideDeep(n *net) (head, error) {
 	linear, embeddings := n.split()
-	wide := n.plus(n.sum(linear), n.affine("wide", 1, false, n.dense))
+	wide := n.plus(n.sum(linear), n.linear("wide"))
 	return n.predict(n.plus(wide, n.deep("top", n.cfg.Top, n.dense, embeddings))), nil
 }
