@@ -218,3 +218,40 @@ func TestNetRefusesBatches(t *testing.T) {
 		}
 	}
 }
+
+// Rows and weights that follow the gradients make each query find its item: the loss falls from about ln of the number
+// of different items.
+func TestTwoTowerLearns(t *testing.T) {
+	c := Config{Batch: 8, Dim: 4, Widths: []int{4, 4}, Top: []int{8}, Items: 1}
+	m, err := newNet(&c, twoTower)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, params := sample(&c, m.Params(), 8, 3)
+	for i := range b.Labels {
+		b.Labels[i] = 1
+	}
+	copy(b.Fields[4:8], b.Fields[12:16]) // examples 0 and 1 have one item
+	m.(*net).head.(*towersHead).temperature = 1
+	var r Result
+	first := 0.0
+	for step := range 500 {
+		if err := m.Step(b, params, &r); err != nil {
+			t.Fatal(err)
+		}
+		if step == 0 {
+			first = r.Loss
+			m.(*net).head.(*towersHead).temperature = temperature
+		}
+		for i, g := range r.FieldGrads {
+			b.Fields[i] -= 0.3 * g
+		}
+		copy(b.Fields[4:8], b.Fields[12:16])
+		for i, g := range r.ParamGrads {
+			params[i] -= 0.3 * g
+		}
+	}
+	if math.Abs(first-math.Log(7.75)) > 0.7 || !(r.Loss < 0.05) {
+		t.Errorf("loss %.3f at first and %.3f after 500 steps, want about ln 8 and < 0.05", first, r.Loss)
+	}
+}

@@ -18,7 +18,9 @@ func normal(r *rand.Rand, n int) []float32 {
 
 // Gemm against the sum of products in float64, for shapes with every rest of rows and columns, for both layouts of a,
 // with numbers behind the rows that must stay.
-func TestGemm(t *testing.T) {
+func TestGemm(t *testing.T) { eachProcessor(t, testGemm) }
+
+func testGemm(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, m := range []int{1, 2, 3, 4, 5, 9} {
 		for _, n := range []int{16, 32, 48} {
