@@ -22,8 +22,10 @@ type Replica struct {
 	Timers      *timers.Group
 	Timeout     time.Duration // of an RPC
 	Leads       func(term uint64) bool
-	Quiet       func() time.Duration // how long an AppendEntries waits that tells nothing; nil: not at all
-	Guard       *RollbackGuard       // nil in tests of this package
+	// Quiet returns how long a heartbeat waits that tells its follower nothing; another AppendEntries waits appendFactor
+	// times as long. nil: neither waits.
+	Quiet func() time.Duration
+	Guard *RollbackGuard // nil in tests of this package
 }
 
 // RollbackGuard is what the transport does with the marks of replicas.
@@ -51,10 +53,14 @@ func (t *Transport) forward() {
 	}
 }
 
-// pass passes an RPC to raft, or answers it. It returns false when the transport ends. While the machine lags too far,
-// RPCs with entries wait in their own goroutines and do not delay heartbeats and votes. After half of RPCTimeout
-// they pass in any case, so that a follower that lags does not look dead.
-func (t *Transport) pass(rpc raft.RPC) bool {
+// pass passes an RPC to raft, or answers it. It returns false when the transport ends.
+func (t *Transport) pass(rpc raft.RPC) bool { return t.screen(rpc) || t.deliver(rpc) }
+
+// screen reads what addressed has added to an RPC and decides whether raft gets it now. It returns false for such an
+// RPC, and otherwise answers it, or passes it later, without a wait here. While the machine lags too far, RPCs with
+// entries wait in their own goroutines and do not delay heartbeats and votes. After half of RPCTimeout they pass in any
+// case, so that a follower that lags does not look dead.
+func (t *Transport) screen(rpc raft.RPC) bool {
 	header, to, report, payload := open(rpc.Command)
 	r := t.replica.Guard
 	if to != t.replica.ID || r != nil && r.Stopped() {
@@ -93,7 +99,7 @@ func (t *Transport) pass(rpc raft.RPC) bool {
 			return true
 		}
 	}
-	return t.deliver(rpc)
+	return false
 }
 
 // deliver waits until raft takes an RPC. It returns false when the transport ends.
