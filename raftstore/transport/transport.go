@@ -363,23 +363,26 @@ func (t *Transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress,
 }
 
 // addressed returns h with additions after the address of the sender: the replica that the message is for, the timers
-// of this replica, and the marks of a heartbeat. Raft's own messages name only their sender.
+// and turn flags of this replica, and the marks of a heartbeat. Raft's own messages name only their sender.
 func (t *Transport) addressed(h raft.RPCHeader, to raft.ServerID, marks []byte) raft.RPCHeader {
-	node, _, _ := splitSender(h.Addr)
-	h.Addr = append(joinSender(node, to, t.replica.Timers.ReportTo(to)), marks...)
+	node, _, _, _, _ := splitSender(h.Addr)
+	h.Addr = append(joinSender(node, to, t.replica.Timers.ReportTo(to), t.replica.Turns.FlagsTo(to)), marks...)
 	return h
 }
 
-// EncodePeer adds this replica's timers to the sender in the header of an answer.
+// EncodePeer adds this replica's timers and turn flags to the sender in the header of an answer.
 func (t *Transport) EncodePeer(id raft.ServerID, addr raft.ServerAddress) []byte {
-	return joinSender(t.Transport.EncodePeer(id, addr), "", t.replica.Timers.ReportTo(""))
+	return joinSender(t.Transport.EncodePeer(id, addr), "", t.replica.Timers.ReportTo(""),
+		t.replica.Turns.FlagsTo(""))
 }
 
-// received records the timers in the header of an answer of replica id.
+// received records the timers and turn flags in the header of an answer of replica id.
 func (t *Transport) received(id raft.ServerID, h raft.RPCHeader, err error) {
 	if err == nil {
-		_, _, report := splitSender(h.Addr)
-		t.replica.Timers.Receive(id, report, time.Now())
+		_, _, report, flags, _ := splitSender(h.Addr)
+		now := time.Now()
+		t.replica.Timers.Receive(id, report, now)
+		t.replica.Turns.Receive(id, flags, now)
 	}
 }
 
