@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/registry"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
+	"github.com/rowraft/rowraft/raftstore/turns"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -60,6 +61,7 @@ type Group struct {
 	rollback rollbackGuard
 
 	timers      groupTimers
+	turns       turns.Group
 	leadership  leadership
 	snapshots   snapshotter
 	wantRestart chan string // capacity 1, so that a goroutine of raft can request a restart without a wait

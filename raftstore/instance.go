@@ -32,6 +32,7 @@ type instance struct {
 	reload sync.Mutex
 	layer  *peer.Layer
 	trans  *transport.Transport
+	marks  atomic.Pointer[knownMarks]
 	notify chan bool     // raft's leadership; buffered, because raft's main goroutine blocks on it
 	over   chan struct{} // closed when raft has ended: unresolved outcomes stay unknown
 
@@ -70,7 +71,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 	n.heartbeat.Store(int64(heartbeat))
 	n.layer = g.store.port.Layer(g.cfg.ID, &g.rollback)
 	to := transport.Options{MaxRPCBytes: o.MaxRPCBytes, MaxEntryBytes: int64(o.MaxEntryBytes), Pace: g.store.pace,
-		Logger: g.log}
+		Heartbeats: g.store.heartbeats, Logger: g.log}
 	if wrap := o.hooks.wrapTransport; wrap != nil {
 		to.Wrap = func(t raft.Transport) raft.Transport { return wrap(g.cfg.ID, t) }
 	}
@@ -80,6 +81,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		Applied:     g.fsm.applied.Load,
 		Boundary:    g.glog.Boundary,
 		Term:        n.currentTerm,
+		Turns:       &g.turns,
 		Timers:      &g.timers.Group, Timeout: max(transport.RPCTimeout, heartbeat),
 		Leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
 		Quiet: func() time.Duration { return n.heartbeatTimeout() / 4 },

@@ -94,6 +94,8 @@ func (n *instance) confirmedIndex(term uint64) (rowraft.Index, error) {
 	if canary.Is(canary.StaleReads) {
 		return rowraft.Index(index), nil
 	}
+	n.trans.BeginRound() // after begin: a heartbeat that waits is sent now and counts
+	defer n.trans.EndRound()
 	for verified := false; !verified; verified = n.confirmedSince(term, begin) {
 		if err := n.waitRaft(n.raft.VerifyLeader()); err != nil {
 			return 0, err

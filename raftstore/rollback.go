@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/peer"
+	"github.com/rowraft/rowraft/raftstore/registry"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
@@ -64,8 +65,10 @@ func (s *Store) checkCopy(g *Group, from rowraft.NodeID, statement *marks.Statem
 // Statement implements peer.Member.
 func (r *rollbackGuard) Statement(node rowraft.NodeID) (marks.Statement, error) {
 	g := r.g
-	s := marks.Statement{Self: g.store.starts.Load().Process(), About: g.store.marks.Process(node)}
-	s.Answers = g.store.port.Answers(node, s.About)
+	s, err := serverMember{g.store}.Statement(node)
+	if err != nil {
+		return s, err
+	}
 	n := g.run.Load()
 	if n == nil {
 		return s, rowraft.Errorf(rowraft.CodeStarting, "group %s does not run yet", g.cfg.ID)
@@ -115,6 +118,26 @@ func (r *rollbackGuard) Compare(from rowraft.NodeID, s *marks.Statement) error {
 	case term < s.Mark.Term:
 		return g.rolledBack("it is in term %d, and server %s remembers that it voted in term %d; %s", term, from, s.Mark.Term,
 			copied)
+	}
+	return nil
+}
+
+// serverMember implements peer.Member for the connections that all groups share. It refuses a server that remembers a
+// later start of this one, and stops nothing: the replicas compare on the connections of their groups, and use a shared
+// one only after that.
+type serverMember struct{ s *Store }
+
+// Statement implements peer.Member.
+func (m serverMember) Statement(node rowraft.NodeID) (marks.Statement, error) {
+	s := marks.Statement{Self: m.s.starts.Load().Process(), About: m.s.marks.Process(node)}
+	s.Answers = m.s.port.Answers(node, s.About)
+	return s, nil
+}
+
+// Compare implements peer.Member.
+func (m serverMember) Compare(from rowraft.NodeID, s *marks.Statement) error {
+	if why := m.s.starts.Load().Contradicts(s.About); why != "" {
+		return rowraft.Errorf(rowraft.CodeIdentity, "%s, as server %s remembers", why, from)
 	}
 	return nil
 }
@@ -175,6 +198,13 @@ func (n *instance) tellMarks(term uint64) []byte {
 	}
 	g, s := n.g, n.g.store
 	commit := n.raft.CommitIndex()
+	now := marksOf{term, commit, n.trans.Matches(), s.marks.Version(), s.starts.Load()}
+	if old := n.marks.Load(); old != nil && old.of == now {
+		if n.raft.State() != raft.Leader || n.raft.CurrentTerm() != term {
+			return nil
+		}
+		return old.payload
+	}
 	servers := n.raft.GetConfiguration().Configuration().Servers
 	match := make([]uint64, len(servers))
 	for i, srv := range servers {
@@ -196,7 +226,22 @@ func (n *instance) tellMarks(term uint64) []byte {
 		s.marks.Raise(g.cfg.ID, id, m)
 		out = marks.AppendMember(out, marks.Member{Replica: id, Node: node, Mark: s.marks.Of(g.cfg.ID, id), Process: p})
 	}
-	return marks.SealMembers(out)
+	out = marks.SealMembers(out)
+	now.version = s.marks.Version() // another change since then changes the next payload without need, and loses nothing
+	n.marks.Store(&knownMarks{now, out})
+	return out
+}
+
+// knownMarks is the payload of tellMarks, which is the same while of is.
+type knownMarks struct {
+	of      marksOf
+	payload []byte
+}
+
+// marksOf is all that the payload of tellMarks depends on. The list of members changes with the commit index.
+type marksOf struct {
+	term, commit, matches, version uint64
+	starts                         *registry.Starts
 }
 
 // learn stores the marks that a leader sent.
@@ -225,19 +270,25 @@ func (r *rollbackGuard) voted(id raft.ServerID, term uint64) {
 	r.g.store.marks.Raise(r.g.cfg.ID, rowraft.ReplicaID(id), marks.Mark{Term: term})
 }
 
+// pruneEvery is the pause between two calls of pruneMarks.
+const pruneEvery = 30 * time.Second
+
 // keepMarks writes the file every marks.WriteEvery until the store closes, and once more at the end.
 func (s *Store) keepMarks() {
 	defer close(s.marksKept)
 	t := time.NewTicker(marks.WriteEvery)
 	defer t.Stop()
-	for failing := false; ; {
+	for failing, pruned := false, time.Now(); ; {
 		ended := false
 		select {
 		case <-t.C:
 		case <-s.stop:
 			ended = true
 		}
-		s.pruneMarks()
+		if ended || time.Since(pruned) > pruneEvery {
+			s.pruneMarks()
+			pruned = time.Now()
+		}
 		err := s.marks.Flush()
 		if err != nil && !failing {
 			s.opts.Logger.Warn("the marks of other replicas cannot be written: after a restart this server may not find a "+

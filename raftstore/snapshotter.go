@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft/raftstore/turns"
 )
 
 // snapshotter decides when a group takes a snapshot and how much of the log before it stays.
@@ -25,13 +27,12 @@ type snapshotter struct {
 // snapshotRetry is the pause after a failed snapshot.
 const snapshotRetry = 10 * time.Second
 
-// takeIfDue takes a snapshot on its own goroutine if enough log was applied since the last one.
+// takeIfDue takes a snapshot on its own goroutine if enough log was applied since the last one and it is the turn of
+// this replica. The supervisor calls it at each tick.
 func (p *snapshotter) takeIfDue(n *instance) {
 	g := p.g
-	applied := g.fsm.applied.Load()
-	grown := g.ledger.Between(p.at.Load(), applied)
 	wanted := p.wanted.Load()
-	if grown < p.every() && !wanted || applied == 0 || time.Now().UnixNano() < p.retryAt.Load() {
+	if may := p.mayTake(n, time.Now()); !may && !wanted || time.Now().UnixNano() < p.retryAt.Load() {
 		return
 	}
 	if !p.busy.CompareAndSwap(false, true) {
@@ -43,7 +44,9 @@ func (p *snapshotter) takeIfDue(n *instance) {
 	}
 	p.hurry.Store(wanted)
 	p.wanted.Store(false)
+	g.turns.SetWriting(true)
 	done := func() {
+		g.turns.SetWriting(false)
 		g.store.snapshots.Release(1)
 		p.busy.Store(false)
 	}
@@ -60,6 +63,21 @@ func (p *snapshotter) takeIfDue(n *instance) {
 			g.log.Warn("snapshot failed, so the log continues to grow", "err", err)
 		}
 	})
+}
+
+// mayTake reports whether a snapshot is due and it is the turn of this replica.
+func (p *snapshotter) mayTake(n *instance, now time.Time) bool {
+	g := p.g
+	at := p.at.Load()
+	v := turns.View{Self: raft.ServerID(g.cfg.Replica), Grown: g.ledger.Between(at, g.fsm.applied.Load()),
+		Every: p.every(), First: at == 0, Failed: now.UnixNano() < p.retryAt.Load()}
+	_, v.Leader = n.raft.LeaderWithID()
+	if c := g.fsm.members.Load(); c != nil {
+		for _, srv := range c.servers {
+			v.Members = append(v.Members, srv.ID)
+		}
+	}
+	return g.turns.May(&v, now)
 }
 
 // replacing reports whether a snapshot is being taken, or will be as soon as possible. For a large state that takes

@@ -34,8 +34,13 @@ import (
 type Store struct {
 	opts Options
 	lock io.Closer
+
+	opened time.Time // for ticks
+
 	port *peer.Port
 	logs *logstore.Shared
+	// heartbeats carries those of all groups.
+	heartbeats *transport.Heartbeats
 
 	// starts are those of the data directory. An atomic, because peers ask for them while mu may be held for a write.
 	starts    atomic.Pointer[registry.Starts]
@@ -100,7 +105,7 @@ func Open(opts Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		opts: opts, lock: lock, marks: known, marksKept: make(chan struct{}),
+		opts: opts, lock: lock, opened: time.Now(), marks: known, marksKept: make(chan struct{}),
 		logs:      logstore.NewShared(opts.EntryCacheBytes),
 		snapshots: semaphore.NewWeighted(2),
 		pace:      transport.NewPace(opts.SnapshotSendBytesPerSecond),
@@ -120,6 +125,7 @@ func Open(opts Options) (*Store, error) {
 		Cluster: opts.Cluster, Node: opts.Node, Listener: opts.Listener, DialTLS: opts.DialTLS, Dial: opts.Dial,
 		Resolve: opts.Resolve, DialTimeout: opts.DialTimeout, Logger: opts.Logger,
 	}, s.marks)
+	s.heartbeats = transport.NewHeartbeats(s.port.Layer(peer.ServerGroup, serverMember{s}), opts.Logger)
 	s.wg.Go(s.watchDisk)
 	s.wg.Go(func() { s.timers.Run(s.stop) })
 	go s.keepMarks()
@@ -373,6 +379,7 @@ func (s *Store) Close() error {
 	}
 	wg.Wait()
 	close(s.stop)
+	s.heartbeats.Close()
 	errs[len(groups)] = s.port.Close()
 	s.wg.Wait()
 	probed, cancel := context.WithTimeout(context.Background(), shutdownLimit)
@@ -383,14 +390,22 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
+// untilTick returns the time until the next tick. All groups of the store have the same ticks, so that the process
+// wakes once for all of them.
+func (s *Store) untilTick() time.Duration {
+	tick := s.opts.hooks.tick
+	return tick - time.Since(s.opened)%tick
+}
+
 // watchDisk makes the store refuse proposals before the disk is full: a log that cannot be written stops the process,
 // but a refused push is only late.
 func (s *Store) watchDisk() {
-	t := time.NewTicker(s.opts.hooks.tick)
+	t := time.NewTimer(s.untilTick())
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
+			t.Reset(s.untilTick())
 			s.checkDisk()
 		case <-s.stop:
 			return

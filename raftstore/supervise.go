@@ -14,7 +14,7 @@ import (
 // timers, and ends raft when the group has failed.
 func (g *Group) supervise() {
 	defer g.wg.Done()
-	t := time.NewTicker(g.store.opts.hooks.tick)
+	t := time.NewTimer(g.store.untilTick())
 	defer t.Stop()
 	dead := g.dead
 	for {
@@ -27,6 +27,7 @@ func (g *Group) supervise() {
 		case reason := <-g.wantRestart:
 			g.restart(slog.LevelError, reason)
 		case <-t.C:
+			t.Reset(g.store.untilTick())
 			n := g.run.Load()
 			if n == nil || g.failure.Load() != nil {
 				continue
@@ -108,9 +109,12 @@ func (w *wedge) reason() string {
 
 // wedge returns the present state of n.
 func (n *instance) wedge() *wedge {
+	if n.raft.State() != raft.Leader {
+		return &wedge{}
+	}
 	w := &wedge{
 		last:  n.raft.LastIndex(), // before the positions of the followers, or an up-to-date follower would look behind
-		leads: n.raft.State() == raft.Leader, noSnapshot: n.g.watch.LastFailure(), limit: n.g.store.opts.WedgeTimeout,
+		leads: true, noSnapshot: n.g.watch.LastFailure(), limit: n.g.store.opts.WedgeTimeout,
 		now:      time.Now(),
 		progress: map[raft.ServerID]transport.Progress{},
 	}

@@ -15,8 +15,9 @@ const (
 	yieldBytes = 512 << 10        // bytes between two checks
 	yieldStep  = time.Millisecond // time between two checks while it waits
 	yieldMost  = 40 * time.Millisecond
-	// 1/yieldShare of the log between two snapshots may be applied while one is written.
-	yieldShare = 3
+	// 1/yieldShare of the log between two snapshots may be applied while one is written. The replicas of a group write
+	// one after the other, so three of them need most of the interval.
+	yieldShare = 4
 	// yieldImages sets the memory for old images beyond which the snapshot no longer waits: yieldImages × size × x × (1
 	// − x) when the share x is written, and a tenth of the state from the half on. Under uniform pushes the images
 	// follow such a curve if 0.4 times as many rows are pushed as there are. That leaves a third of the allowed memory

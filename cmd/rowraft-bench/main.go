@@ -57,7 +57,7 @@ Exit codes are those of rowraft; 3 says that a figure missed its bar (--check).`
 		root.AddCommand(measurements[i].command(&format))
 	}
 	root.AddCommand(rowstore.NewCommand(&format), rowstore.NewTierCommand(&format), mnist.NewCommand(&format),
-		redisload.NewCommand())
+		redisload.NewCommand(), newProbeCommand())
 	cli.MakeGroup(root)
 	return root
 }
@@ -92,6 +92,18 @@ leaves it there.`,
 		example: "  rowraft-bench push --replicas 3 --optimizer adagrad --keys zipf --json",
 		long: `Measure the rate of pushes. With --endpoints it creates a table named bench.… on that cluster and
 leaves it there.`,
+	},
+	{
+		name: "tails", short: "Measure what snapshots cost the pushes", run: as(benchTails),
+		example: "  rowraft-bench tails --seconds 120 --snapshot-every 256MiB --check",
+		long: `Push at saturation for --seconds while the replicas take snapshots, and print each second: the rate, the
+latencies, the snapshots that were being written, and the longest fdatasync of a process that syncs 4 KiB
+on the same disk every 10 ms. The bars: p99 at most twice p50, no push more than 100 ms longer than the
+longest fdatasync of the probe, and at most 3 % of the rate of seconds without a snapshot lost.`,
+		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
+			fl.StringVar(&cfg.snapshotEvery, "snapshot-every", "512MiB", "log between two snapshots of a replica")
+			checkFlag(fl, cfg)
+		},
 	},
 	{
 		name: "restart", short: "Measure how long a killed server is away", run: as(benchRestart),

@@ -62,6 +62,8 @@ type benchConfig struct {
 	maxAge    time.Duration // bench hot: bound of the reads
 	// cacheBytes is the memory of a client's copies in bench cache.
 	cacheBytes int64
+	// snapshotEvery is the log between two snapshots in bench tails, such as 128MiB.
+	snapshotEvery string
 	// serverProfile is the file for a CPU profile of the first own server; "": none.
 	serverProfile string
 	serverBinary  string         // "": found by localcluster

@@ -40,6 +40,7 @@ type Store struct {
 	mu      sync.Mutex // not held across I/O
 	content            // guarded by mu
 	changed bool       // guarded by mu: since the last Flush began
+	version uint64     // guarded by mu: the number of changes
 }
 
 // content is the content of the file.
@@ -87,8 +88,23 @@ func (m *Store) RecordProcess(node rowraft.NodeID, p Process) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p.Start > m.nodes[node].Start {
-		m.nodes[node], m.changed = p, true
+		m.nodes[node] = p
+		m.noteLocked()
 	}
+}
+
+// noteLocked records a change.
+// REQUIRES: m.mu is held.
+func (m *Store) noteLocked() {
+	m.changed = true
+	m.version++
+}
+
+// Version returns a number that increases with every change.
+func (m *Store) Version() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.version
 }
 
 // Process returns the last process seen of node; zero if none.
@@ -110,7 +126,8 @@ func (m *Store) Raise(group string, id rowraft.ReplicaID, by Mark) {
 	if m.groups[group] == nil {
 		m.groups[group] = map[rowraft.ReplicaID]Mark{}
 	}
-	m.groups[group][id], m.changed = now, true
+	m.groups[group][id] = now
+	m.noteLocked()
 }
 
 // Of returns the mark of a replica; zero if there is none.
@@ -127,7 +144,7 @@ func (m *Store) Retain(group string, member func(rowraft.ReplicaID) bool) {
 	for id := range m.groups[group] {
 		if !member(id) {
 			delete(m.groups[group], id)
-			m.changed = true
+			m.noteLocked()
 		}
 	}
 }
@@ -138,7 +155,7 @@ func (m *Store) Drop(group string) {
 	defer m.mu.Unlock()
 	if m.groups[group] != nil {
 		delete(m.groups, group)
-		m.changed = true
+		m.noteLocked()
 	}
 }
 

@@ -278,6 +278,8 @@ func (p *Port) admit(pre *preamble) (*Layer, statusCode, error) {
 			p.opts.Cluster, pre.cluster)
 	case pre.to != p.opts.Node:
 		return nil, statusWrongNode, fmt.Errorf("this is server %s, the connection is for server %s", p.opts.Node, pre.to)
+	case (pre.group == ServerGroup) != (pre.channel == heartbeatChannel):
+		return nil, statusMalformed, fmt.Errorf("channel %d is not of group %s", pre.channel, pre.group)
 	}
 	p.mu.Lock()
 	layer := p.groups[pre.group]
@@ -298,8 +300,8 @@ func (p *Port) Layer(group string, m Member) *Layer {
 		port: p, group: group, member: m,
 		incoming: make(chan net.Conn),
 		entries:  make(chan net.Conn),
-		conns:    map[*conn]bool{},
-		perPeer:  quota.New[rowraft.NodeID](maxConnsPerPeer),
+		conns:    map[*conn]bool{}, met: met{},
+		perPeer: quota.New[rowraft.NodeID](maxConnsPerPeer),
 	}
 	l.ctx, l.stop = context.WithCancel(p.ctx)
 	p.mu.Lock()
@@ -334,6 +336,7 @@ type Layer struct {
 
 	mu     sync.Mutex // guards the fields below, and conn.Conn and conn.peer; not held across I/O that can wait
 	conns  map[*conn]bool
+	met    met
 	closed bool
 }
 
@@ -348,7 +351,7 @@ func (l *Layer) deliver(c net.Conn, pre *preamble, peer *remote) {
 		l.perPeer.Give(pre.from)
 		return
 	}
-	l.setRemote(t, peer)
+	l.setRemote(t, peer, accepted)
 	to := l.incoming
 	if pre.channel == entryChannel {
 		to = l.entries
@@ -376,11 +379,14 @@ func (l *Layer) track(c net.Conn, done func(), accepted bool) *conn {
 	return t
 }
 
-// setRemote records the process at the other end of t.
-func (l *Layer) setRemote(t *conn, peer *remote) {
+// setRemote records the process at the other end of t, with which the replica of l has compared what they remember.
+func (l *Layer) setRemote(t *conn, peer *remote, how direction) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t.peer = peer
+	if peer != nil {
+		l.met[meeting{peer, how}] = true
+	}
 }
 
 // cutPeer closes the connections of a process.
@@ -392,6 +398,8 @@ func (l *Layer) cutPeer(peer *remote) {
 			c.cutLocked()
 		}
 	}
+	delete(l.met, meeting{peer, dialled})
+	delete(l.met, meeting{peer, accepted})
 }
 
 // Accept is called by raft's transport.
@@ -530,7 +538,7 @@ func (l *Layer) introduce(ctx context.Context, t *conn, host string, to rowraft.
 	}
 	peer, err := l.port.recordProcess(to, statement.Self)
 	if err == nil {
-		l.setRemote(t, peer)
+		l.setRemote(t, peer, dialled)
 	}
 	return err
 }

@@ -40,6 +40,8 @@ type channel uint8
 const (
 	raftChannel  channel = 0 // that of raft's network transport
 	entryChannel channel = 1 // requests with entries
+	// the heartbeats of all groups; only of ServerGroup
+	heartbeatChannel channel = 2
 )
 
 // statusCode is the answer to a preamble.
@@ -118,7 +120,7 @@ func readPreamble(r io.Reader) (p preamble, status statusCode, err error) {
 		statement marks.Statement
 	)
 	body := b[fixedBytes : fixedBytes+n]
-	if n == 0 || body[0] > byte(entryChannel) {
+	if n == 0 || body[0] > byte(heartbeatChannel) {
 		return p, statusMalformed, errors.New("preamble names an unknown channel")
 	}
 	p.channel = channel(body[0])

@@ -24,7 +24,7 @@ type Group struct {
 
 	mine      Report        // sent in messages; zero until raft runs
 	group     time.Duration // used by the group, as far as this replica knows; 0: unknown
-	reports   map[raft.ServerID]received
+	reports   map[raft.ServerID]*received
 	permitted raft.ServerID // follower that this leader permits to restart; "": none
 	since     time.Time     // when permitted was set
 	moved     time.Time     // when this replica last restarted or tried to transfer the leadership for its timers
@@ -44,10 +44,14 @@ func (g *Group) Receive(id raft.ServerID, report []byte, now time.Time) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.reports == nil {
-		g.reports = map[raft.ServerID]received{}
+	if old := g.reports[id]; old != nil {
+		*old = received{r, now}
+		return
 	}
-	g.reports[id] = received{r, now}
+	if g.reports == nil {
+		g.reports = map[raft.ServerID]*received{}
+	}
+	g.reports[id] = &received{r, now}
 }
 
 // ReportTo returns the report for a message to a member; "": to any.

@@ -14,11 +14,13 @@ import (
 )
 
 // Network is raft's network transport, but entries travel on their own connections: raft's encoding copies each entry
-// twice at the receiving end, which is a tenth of all work of a follower. All other messages, heartbeats included,
-// travel on raft's connections.
+// twice at the receiving end, which is a tenth of all work of a follower. An AppendEntries without entries, such as a
+// heartbeat, shares a connection with those of all other groups (Heartbeats) when it can. All other messages travel on
+// raft's connections.
 type Network struct {
 	*raft.NetworkTransport
 	layer   *peer.Layer
+	beats   *Heartbeats   // nil in tests
 	timeout time.Duration // of one request
 
 	mu     sync.Mutex // guards idle and closed; not held across I/O except Close of a connection
@@ -40,9 +42,9 @@ const (
 	directDataBytes = 16 << 10
 )
 
-func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, timeout time.Duration) *Network {
+func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, beats *Heartbeats, timeout time.Duration) *Network {
 	return &Network{
-		NetworkTransport: n, layer: layer, timeout: timeout,
+		NetworkTransport: n, layer: layer, beats: beats, timeout: timeout,
 		idle: map[raft.ServerAddress][]*appendConn{},
 	}
 }
@@ -50,6 +52,11 @@ func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, timeout time.Durati
 func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse) error {
 	if len(args.Entries) == 0 {
+		if t.beats != nil {
+			if sent, err := t.beats.send(t.layer, target, args, resp, t.timeout); sent {
+				return err
+			}
+		}
 		return t.NetworkTransport.AppendEntries(id, target, args, resp)
 	}
 	c, err := t.conn(target)

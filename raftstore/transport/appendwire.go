@@ -29,13 +29,19 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // marshalAppend returns a request without the data of its entries. ok is false for a request that this encoding cannot
 // carry.
 func marshalAppend(buf []byte, a *raft.AppendEntriesRequest) (b []byte, ok bool) {
+	return appendRequestHead(buf[:0], a)
+}
+
+// appendRequestHead is marshalAppend that appends to b. If ok is false, the bytes after b are of no use.
+func appendRequestHead(b []byte, a *raft.AppendEntriesRequest) (out []byte, ok bool) {
 	le := binary.LittleEndian
-	b = append(buf[:0], make([]byte, appendHeadBytes)...)
+	begin := len(b)
+	b = append(b, make([]byte, appendHeadBytes)...)
 	for _, name := range [][]byte{a.ID, a.Addr} {
 		b = le.AppendUint16(b, uint16(len(name)))
 		b = append(b, name...)
 	}
-	names := len(b) - appendHeadBytes
+	names := len(b) - begin - appendHeadBytes
 	if names > maxAppendNames || len(a.Entries) > maxAppendEntries {
 		return b, false
 	}
@@ -45,36 +51,61 @@ func marshalAppend(buf []byte, a *raft.AppendEntriesRequest) (b []byte, ok bool)
 		}
 		b = entry.AppendHead(b, l)
 	}
+	head := b[begin:]
 	for i, v := range []uint64{a.Term, a.PrevLogEntry, a.PrevLogTerm, a.LeaderCommitIndex} {
-		le.PutUint64(b[8+8*i:], v)
+		le.PutUint64(head[8+8*i:], v)
 	}
-	le.PutUint32(b[40:], uint32(len(a.Entries)))
-	le.PutUint32(b[44:], uint32(names))
-	le.PutUint32(b[48:], uint32(a.ProtocolVersion))
-	le.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
+	le.PutUint32(head[40:], uint32(len(a.Entries)))
+	le.PutUint32(head[44:], uint32(names))
+	le.PutUint32(head[48:], uint32(a.ProtocolVersion))
+	le.PutUint32(head, crc32.Checksum(head[4:], castagnoli))
 	return b, true
 }
 
 // readAppend reads a request. It refuses an entry of more than maxEntry bytes, and an entry after maxBytes of entries.
 // io.EOF: the connection ended between two requests.
 func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesRequest, error) {
-	le := binary.LittleEndian
 	b := make([]byte, appendHeadBytes, appendHeadBytes+4*entry.HeadBytes+128)
 	if _, err := io.ReadFull(r, b); err != nil {
 		return nil, err
 	}
-	entries, names := int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
-	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || le.Uint32(b[4:]) != 0 ||
-		le.Uint32(b[52:]) != 0 || le.Uint64(b[56:]) != 0 {
-		return nil,
-			rowraft.Errorf(rowraft.CodeCorrupt,
-				"the head of a message has %d entries and %d bytes of names, at most %d and %d, or a byte that must be zero",
-				entries, names, maxAppendEntries, maxAppendNames)
+	entries, names, err := parseAppendSizes(b)
+	if err != nil {
+		return nil, err
 	}
 	b = append(b, make([]byte, names+entries*entry.HeadBytes)...)
 	if _, err := io.ReadFull(r, b[appendHeadBytes:]); err != nil {
 		return nil, noEOF(err)
 	}
+	a, err := parseAppend(b, names)
+	if err != nil {
+		return nil, err
+	}
+	heads := b[appendHeadBytes+names:]
+	if err := checkAppendSizes(heads, maxEntry, maxBytes); err != nil {
+		return nil, err
+	}
+	return a, readEntries(r, a, heads)
+}
+
+// parseAppendSizes returns the numbers of entries and of bytes of names in the head of a request.
+// REQUIRES: len(b) ≥ appendHeadBytes.
+func parseAppendSizes(b []byte) (entries, names int, err error) {
+	le := binary.LittleEndian
+	entries, names = int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
+	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || le.Uint32(b[4:]) != 0 ||
+		le.Uint32(b[52:]) != 0 || le.Uint64(b[56:]) != 0 {
+		return 0, 0,
+			rowraft.Errorf(rowraft.CodeCorrupt,
+				"the head of a message has %d entries and %d bytes of names, at most %d and %d, or a byte that must be zero",
+				entries, names, maxAppendEntries, maxAppendNames)
+	}
+	return entries, names, nil
+}
+
+// parseAppend parses the head of a request with its names and the heads of its entries. The entries are missing.
+func parseAppend(b []byte, names int) (*raft.AppendEntriesRequest, error) {
+	le := binary.LittleEndian
 	if got, want := crc32.Checksum(b[4:], castagnoli), le.Uint32(b); got != want {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message has checksum %08x, want %08x", got, want)
 	}
@@ -94,11 +125,7 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesR
 	if len(rest) != 0 {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the names of a message", len(rest))
 	}
-	heads := b[appendHeadBytes+names:]
-	if err := checkAppendSizes(heads, maxEntry, maxBytes); err != nil {
-		return nil, err
-	}
-	return a, readEntries(r, a, heads)
+	return a, nil
 }
 
 func checkAppendSizes(heads []byte, maxEntry, maxBytes int64) error {

@@ -19,6 +19,8 @@ type Progress struct {
 	Recovering uint64    // index of the last snapshot sent; 0 after Match has reached the commit index
 	told       uint64    // highest commit index in an answered AppendEntries
 	failures   int       // replication RPCs that failed in a row
+	heartbeat  time.Time // when the last heartbeat was sent
+	missed     bool      // it was not answered
 }
 
 // note updates what is known of follower id. In a later term it starts with nothing: the follower's log may have been
@@ -31,6 +33,7 @@ func (t *Transport) note(id raft.ServerID, term uint64, update func(*Progress)) 
 		now := time.Now()
 		p = &Progress{term: term, MatchSince: now, Attempt: now}
 		t.followers[id] = p
+		t.matches.Add(1)
 	}
 	if p.term == term {
 		update(p)
@@ -56,3 +59,6 @@ func (p *Progress) Backoff() time.Duration {
 	}
 	return 10 * time.Millisecond << min(max(p.failures, 2)-2, 10)
 }
+
+// Matches returns a number that increases when the match index of any follower changes.
+func (t *Transport) Matches() uint64 { return t.matches.Load() }

@@ -7,17 +7,23 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// quiet delays the AppendEntries that tell a follower nothing. Raft sends one to each follower of each group every one
-// or two commit timeouts, forever, so that followers learn the commit index soon after the last entry: without a delay
-// they are most of the CPU of an idle cluster.
+// quiet delays the AppendEntries that tell a follower nothing. Raft sends two kinds to each follower of each group,
+// forever: one every one or two commit timeouts, so that followers learn the commit index soon after the last entry,
+// and heartbeats. Without a delay they are most of the CPU of an idle cluster. Delayed ones leave together, those of
+// all groups for one server (departure).
 //
 // A delayed message is sent, late, and not answered here, so raft counts no contact that did not happen.
 type quiet struct {
-	mu   sync.Mutex
-	last uint64        // of the entries of this replica; 0: unknown
-	news chan struct{} // closed when last changes; nil: nothing waits
-	over bool          // nothing waits any more
+	mu     sync.Mutex
+	last   uint64        // of the entries of this replica; 0: unknown
+	rounds int           // of reads that need answers
+	news   chan struct{} // closed when last changes; nil: nothing waits
+	hurry  chan struct{} // closed when a round begins; nil: no heartbeat waits
+	over   bool          // nothing waits any more
 }
+
+// appendFactor is the longest wait of an AppendEntries without news, as a multiple of that of a heartbeat.
+const appendFactor = 4
 
 // Stored records that this replica's log ends with entry last. A leader calls it before raft replicates the entry.
 func (t *Transport) Stored(last uint64) {
@@ -36,31 +42,106 @@ func (q *quiet) wakeLocked() {
 	}
 }
 
+// REQUIRES: q.mu is held.
+func (q *quiet) hurryLocked() {
+	if q.hurry != nil {
+		close(q.hurry)
+		q.hurry = nil
+	}
+}
+
+// BeginRound makes the heartbeats of this group leave at once, those that wait too, until EndRound: a read needs the
+// answers to heartbeats that are sent from now on.
+func (t *Transport) BeginRound() {
+	q := &t.quiet
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.rounds++
+	q.hurryLocked()
+}
+
+// EndRound ends the effect of one BeginRound.
+func (t *Transport) EndRound() {
+	q := &t.quiet
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.rounds--
+}
+
+// missed ends the waits for a follower that did not answer: it may have restarted, and then it knows no commit index.
+func (q *quiet) missed() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.wakeLocked()
+}
+
 // end wakes what waits, for good.
 func (q *quiet) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.over = true
 	q.wakeLocked()
+	q.hurryLocked()
 }
 
-// await waits until the log has an entry after prev, at most for d.
-func (q *quiet) await(prev uint64, d time.Duration) {
+// newsAfter returns a channel that is closed when the log has an entry after prev, or nil if it has one already.
+func (q *quiet) newsAfter(prev uint64) <-chan struct{} {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	if q.over || q.last != prev {
-		q.mu.Unlock()
-		return
+		return nil
 	}
 	if q.news == nil {
 		q.news = make(chan struct{})
 	}
-	news := q.news
-	q.mu.Unlock()
-	late := time.NewTimer(d)
-	defer late.Stop()
+	return q.news
+}
+
+// nextRound returns a channel that is closed when a round of reads begins, or nil if one is running.
+func (q *quiet) nextRound() <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.over || q.rounds > 0 {
+		return nil
+	}
+	if q.hurry == nil {
+		q.hurry = make(chan struct{})
+	}
+	return q.hurry
+}
+
+// delayAppend waits until the log has an entry after prev, at most four times as long as a heartbeat waits.
+func (t *Transport) delayAppend(target raft.ServerAddress, prev uint64) {
+	news := t.quiet.newsAfter(prev)
+	if news == nil {
+		return
+	}
+	appends := &t.beats.departuresTo(target).appends
 	select {
+	case <-appends.next(time.Now().Add(appendFactor * t.replica.Quiet())):
 	case <-news:
-	case <-late.C:
+	}
+}
+
+// delayHeartbeat waits for the next departure, at most until Replica.Quiet after the last heartbeat to follower id. A
+// heartbeat has news, and does not wait, if the follower has not answered the last one of this term, or if a read waits
+// for the answer.
+func (t *Transport) delayHeartbeat(id raft.ServerID, target raft.ServerAddress, term uint64) {
+	if t.beats == nil || t.replica.Quiet == nil {
+		return
+	}
+	p, ok := t.Progress(id, term)
+	if !ok || p.heartbeat.IsZero() || p.missed {
+		return
+	}
+	latest := p.heartbeat.Add(t.replica.Quiet())
+	round := t.quiet.nextRound()
+	if round == nil || !time.Now().Before(latest) {
+		return
+	}
+	select {
+	case <-t.beats.departuresTo(target).heartbeats.next(latest):
+	case <-round:
 	}
 }
 
@@ -68,9 +149,10 @@ func (q *quiet) await(prev uint64, d time.Duration) {
 // PrevLogEntry, and the commit index. It is false while entries are not committed: then raft looks every commit timeout
 // whether they are.
 func (t *Transport) tellsNothing(id raft.ServerID, args *raft.AppendEntriesRequest) bool {
-	if len(args.Entries) > 0 || args.LeaderCommitIndex != args.PrevLogEntry || t.replica.Quiet == nil {
+	if len(args.Entries) > 0 || args.LeaderCommitIndex != args.PrevLogEntry || t.beats == nil || t.replica.Quiet == nil {
 		return false
 	}
 	p, ok := t.Progress(id, args.Term)
-	return ok && p.failures == 0 && !p.Installing && p.Match >= args.PrevLogEntry && p.told >= args.LeaderCommitIndex
+	return ok && p.failures == 0 && !p.missed && !p.Installing && p.Match >= args.PrevLogEntry &&
+		p.told >= args.LeaderCommitIndex
 }

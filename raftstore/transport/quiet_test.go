@@ -37,7 +37,7 @@ func (f *follower) AppendEntries(_ raft.ServerID, _ raft.ServerAddress, a *raft.
 
 // A message without news waits for an entry, for the end of the transport, or for Quiet. All others are sent at once.
 func TestMessagesWithoutNewsWait(t *testing.T) {
-	const wait = time.Hour
+	const quiet, wait = time.Hour, appendFactor * time.Hour
 	entries := func(to uint64) (out []*raft.Log) {
 		for i := uint64(1); i <= to; i++ {
 			out = append(out, &raft.Log{Index: i})
@@ -77,8 +77,9 @@ func TestMessagesWithoutNewsWait(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &follower{}
 				self := emptyReplica(false)
-				self.Quiet = func() time.Duration { return wait }
-				tr := &Transport{Transport: f, replica: self, maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{},
+				self.Quiet = func() time.Duration { return quiet }
+				tr := &Transport{Transport: f, replica: self, beats: &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+					maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{},
 					marksSent: map[raft.ServerID]sentMarks{}}
 				call := func(term, prev, commit uint64, entries []*raft.Log) {
 					req := raft.AppendEntriesRequest{Term: term, PrevLogEntry: prev, LeaderCommitIndex: commit, Entries: entries}

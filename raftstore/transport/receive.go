@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/timers"
+	"github.com/rowraft/rowraft/raftstore/turns"
 )
 
 // Replica is what the transport knows of this replica. Its functions may be called on any goroutine and do not wait.
@@ -20,10 +21,13 @@ type Replica struct {
 	Boundary    func() *entry.Position // newest snapshot of the machine, or nil
 	Term        func() uint64          // 0: raft does not run yet
 	Timers      *timers.Group
+	Turns       *turns.Group
 	Timeout     time.Duration // of an RPC
 	Leads       func(term uint64) bool
-	Quiet       func() time.Duration // how long an AppendEntries waits that tells nothing; nil: not at all
-	Guard       *RollbackGuard       // nil in tests of this package
+	// Quiet returns how long a heartbeat waits that tells its follower nothing; another AppendEntries waits appendFactor
+	// times as long. nil: neither waits.
+	Quiet func() time.Duration
+	Guard *RollbackGuard // nil in tests of this package
 }
 
 // RollbackGuard is what the transport does with the marks of replicas.
@@ -51,18 +55,24 @@ func (t *Transport) forward() {
 	}
 }
 
-// pass passes an RPC to raft, or answers it. It returns false when the transport ends. While the machine lags too far,
-// RPCs with entries wait in their own goroutines and do not delay heartbeats and votes. After half of RPCTimeout
-// they pass in any case, so that a follower that lags does not look dead.
-func (t *Transport) pass(rpc raft.RPC) bool {
-	header, to, report, payload := open(rpc.Command)
+// pass passes an RPC to raft, or answers it. It returns false when the transport ends.
+func (t *Transport) pass(rpc raft.RPC) bool { return t.screen(rpc) || t.deliver(rpc) }
+
+// screen reads what addressed has added to an RPC and decides whether raft gets it now. It returns false for such an
+// RPC, and otherwise answers it, or passes it later, without a wait here. While the machine lags too far, RPCs with
+// entries wait in their own goroutines and do not delay heartbeats and votes. After half of RPCTimeout they pass in any
+// case, so that a follower that lags does not look dead.
+func (t *Transport) screen(rpc raft.RPC) bool {
+	header, to, report, flags, payload := open(rpc.Command)
 	r := t.replica.Guard
 	if to != t.replica.ID || r != nil && r.Stopped() {
 		t.wg.Go(func() { t.refuse(rpc, to) })
 		return true
 	}
 	if header != nil {
-		t.replica.Timers.Receive(raft.ServerID(header.ID), report, time.Now())
+		now := time.Now()
+		t.replica.Timers.Receive(raft.ServerID(header.ID), report, now)
+		t.replica.Turns.Receive(raft.ServerID(header.ID), flags, now)
 	}
 	if r != nil {
 		if len(payload) > 0 {
@@ -93,7 +103,7 @@ func (t *Transport) pass(rpc raft.RPC) bool {
 			return true
 		}
 	}
-	return t.deliver(rpc)
+	return false
 }
 
 // deliver waits until raft takes an RPC. It returns false when the transport ends.
@@ -129,8 +139,8 @@ func (t *Transport) delayVote(rpc raft.RPC, r *RollbackGuard) {
 }
 
 // open removes what addressed added to the header of cmd. It returns the header (nil if cmd has none), the replica that
-// the message is for, the timers of its sender, and the marks.
-func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, report, marks []byte) {
+// the message is for, the timers and turn flags of its sender, and the marks.
+func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, report []byte, flags turns.Flags, marks []byte) {
 	switch cmd := cmd.(type) {
 	case *raft.AppendEntriesRequest:
 		h = &cmd.RPCHeader
@@ -143,11 +153,10 @@ func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, report, marks []byte) {
 	case *raft.TimeoutNowRequest:
 		h = &cmd.RPCHeader
 	default:
-		return nil, "", nil, nil
+		return nil, "", nil, 0, nil
 	}
-	h.Addr, to, report = splitSender(h.Addr)
-	n := min(len(report), timers.ReportBytes)
-	return h, to, report[:n], report[n:]
+	h.Addr, to, report, flags, marks = splitSender(h.Addr)
+	return h, to, report, flags, marks
 }
 
 // refuse answers a message for another replica with an error.

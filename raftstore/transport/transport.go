@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -33,7 +34,7 @@ var ErrStopped = rowraft.Errorf(rowraft.CodeInternal, "the group has stopped")
 //   - No heartbeat fast path: a heartbeat that is handled concurrently with the main goroutine can raise the term under
 //     the leader loop, and logs diverge (#695).
 //   - No pipelining: one failed AppendEntries ends replication to a follower forever (#612).
-//   - Entries travel on their own connections (Network).
+//   - Entries travel on their own connections (Network), and heartbeats on one that all groups share (Heartbeats).
 //   - An AppendEntries that tells its follower nothing waits for news (quiet).
 //   - An AppendEntries carries at most Options.MaxRPCBytes; raft counts entries.
 //   - A follower whose machine lags delays AppendEntries before they reach raft's main goroutine, which would block
@@ -47,6 +48,7 @@ type Transport struct {
 	raft.Transport // *Network, perhaps wrapped by a test
 	net            *Network
 	layer          *peer.Layer
+	beats          *Heartbeats // nil in tests
 	log            *slog.Logger
 
 	maxRPCBytes   int64
@@ -59,7 +61,9 @@ type Transport struct {
 	once    sync.Once
 	wg      sync.WaitGroup // all goroutines
 
-	quiet quiet
+	quiet   quiet
+	waiting atomic.Int32  // requests of Heartbeats that wait for raft
+	matches atomic.Uint64 // how often a match index of a follower has changed
 
 	mu        sync.Mutex // guards the maps; not held across I/O
 	followers map[raft.ServerID]*Progress
@@ -83,6 +87,7 @@ type Options struct {
 	MaxRPCBytes   int64         // of the entries in one AppendEntries
 	MaxEntryBytes int64         // of one entry
 	Pace          *rate.Limiter // of the snapshots that it sends
+	Heartbeats    *Heartbeats   // nil: all messages travel on the connections of the group, and none waits
 	Logger        *slog.Logger
 	// Wrap returns a transport around the one that sends the messages. For tests; nil: no wrapper.
 	Wrap func(raft.Transport) raft.Transport
@@ -106,9 +111,9 @@ func New(layer *peer.Layer, o Options, self Replica) *Transport {
 		MaxRPCsInFlight: inFlight,
 		Timeout:         self.Timeout,
 		Logger:          hclogger.New(log, "raft-net", hclogger.NewRate()),
-	}), layer, self.Timeout)
+	}), layer, o.Heartbeats, self.Timeout)
 	t := &Transport{
-		Transport: n, net: n, layer: layer, log: log,
+		Transport: n, net: n, layer: layer, beats: o.Heartbeats, log: log,
 		maxRPCBytes: o.MaxRPCBytes, maxEntryBytes: max(o.MaxEntryBytes, raftEntryBytes), pace: o.Pace, replica: self,
 		consume:   make(chan raft.RPC),
 		stop:      make(chan struct{}),
@@ -120,6 +125,9 @@ func New(layer *peer.Layer, o Options, self Replica) *Transport {
 	}
 	t.wg.Go(t.forward)
 	t.wg.Go(t.acceptAppends)
+	if t.beats != nil {
+		t.beats.join(t)
+	}
 	return t
 }
 
@@ -196,9 +204,11 @@ func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 	committed := args.LeaderCommitIndex // before limit cuts it
 	replicates := args.PrevLogEntry != 0 || len(args.Entries) > 0 || args.LeaderCommitIndex != 0
 	if replicates && t.tellsNothing(id, args) {
-		t.quiet.await(args.PrevLogEntry, t.replica.Quiet())
+		t.delayAppend(target, args.PrevLogEntry)
 	}
-	if replicates {
+	if !replicates {
+		t.delayHeartbeat(id, target, args.Term)
+	} else {
 		t.limit(args)
 		t.note(id, args.Term, func(p *Progress) { p.Attempt = time.Now() })
 	}
@@ -222,8 +232,15 @@ func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		err = t.Transport.AppendEntries(id, target, &msg, resp)
 	}
 	if err != nil {
-		if replicates {
-			t.note(id, args.Term, func(p *Progress) { p.failures++ })
+		t.note(id, args.Term, func(p *Progress) {
+			if replicates {
+				p.failures++
+			} else {
+				p.missed = true
+			}
+		})
+		if !replicates {
+			t.quiet.missed()
 		}
 		return err
 	}
@@ -235,6 +252,7 @@ func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 			p.Confirmed = sent
 		}
 		if !replicates {
+			p.heartbeat, p.missed = sent, false
 			return
 		}
 		if !resp.Success {
@@ -253,6 +271,7 @@ func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 		}
 		if match > p.Match {
 			p.Match, p.MatchSince = match, now
+			t.matches.Add(1)
 		}
 	})
 	return nil
@@ -337,29 +356,33 @@ func (t *Transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress,
 		}
 		if resp.Success && args.LastLogIndex > p.Match {
 			p.Match, p.MatchSince = args.LastLogIndex, now
+			t.matches.Add(1)
 		}
 	})
 	return err
 }
 
 // addressed returns h with additions after the address of the sender: the replica that the message is for, the timers
-// of this replica, and the marks of a heartbeat. Raft's own messages name only their sender.
+// and turn flags of this replica, and the marks of a heartbeat. Raft's own messages name only their sender.
 func (t *Transport) addressed(h raft.RPCHeader, to raft.ServerID, marks []byte) raft.RPCHeader {
-	node, _, _ := splitSender(h.Addr)
-	h.Addr = append(joinSender(node, to, t.replica.Timers.ReportTo(to)), marks...)
+	node, _, _, _, _ := splitSender(h.Addr)
+	h.Addr = append(joinSender(node, to, t.replica.Timers.ReportTo(to), t.replica.Turns.FlagsTo(to)), marks...)
 	return h
 }
 
-// EncodePeer adds this replica's timers to the sender in the header of an answer.
+// EncodePeer adds this replica's timers and turn flags to the sender in the header of an answer.
 func (t *Transport) EncodePeer(id raft.ServerID, addr raft.ServerAddress) []byte {
-	return joinSender(t.Transport.EncodePeer(id, addr), "", t.replica.Timers.ReportTo(""))
+	return joinSender(t.Transport.EncodePeer(id, addr), "", t.replica.Timers.ReportTo(""),
+		t.replica.Turns.FlagsTo(""))
 }
 
-// received records the timers in the header of an answer of replica id.
+// received records the timers and turn flags in the header of an answer of replica id.
 func (t *Transport) received(id raft.ServerID, h raft.RPCHeader, err error) {
 	if err == nil {
-		_, _, report := splitSender(h.Addr)
-		t.replica.Timers.Receive(id, report, time.Now())
+		_, _, report, flags, _ := splitSender(h.Addr)
+		now := time.Now()
+		t.replica.Timers.Receive(id, report, now)
+		t.replica.Turns.Receive(id, flags, now)
 	}
 }
 
@@ -372,6 +395,9 @@ func (t *Transport) Interrupt() {
 // Close ends the transport and waits for its goroutines.
 func (t *Transport) Close() error {
 	t.once.Do(func() {
+		if t.beats != nil {
+			t.beats.leave(t)
+		}
 		t.Interrupt()
 		t.net.CloseStreams()
 		t.net.closeIdle()

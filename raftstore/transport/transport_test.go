@@ -21,6 +21,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/peer"
 	"github.com/rowraft/rowraft/raftstore/timers"
+	"github.com/rowraft/rowraft/raftstore/turns"
 )
 
 // answered answers what comes in through tr until the test ends.
@@ -127,7 +128,7 @@ func TestHeartbeatsTakeTheMainPath(t *testing.T) {
 // emptyReplica is that of a replica that holds nothing.
 func emptyReplica(backlogFull bool) Replica {
 	return Replica{
-		Timers: &timers.Group{}, Timeout: RPCTimeout,
+		Timers: &timers.Group{}, Turns: &turns.Group{}, Timeout: RPCTimeout,
 		ID:          "r",
 		BacklogFull: func() bool { return backlogFull },
 		Applied:     func() uint64 { return 0 },

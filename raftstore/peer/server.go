@@ -1,0 +1,54 @@
+package peer
+
+import (
+	"net"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// ServerGroup is the group of the connections that all groups of two servers share. No group has this name.
+const ServerGroup = "*"
+
+// met has the processes with which a replica has compared what they remember of each other.
+type met map[meeting]bool
+
+type meeting struct {
+	with *remote
+	how  direction
+}
+
+// direction says which end dialled the connection on which two ends have met.
+type direction bool
+
+const (
+	dialled  direction = false
+	accepted direction = true
+)
+
+// DialHeartbeats connects to the server whose ID is address, for the heartbeats of all groups. l is the layer of
+// ServerGroup.
+func (l *Layer) DialHeartbeats(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	return l.dial(l.ctx, address, timeout, heartbeatChannel)
+}
+
+// MaySend reports whether the replica of l may send to the process at the other end of c, a connection of ServerGroup:
+// l has dialled that process, so both replicas have compared what they remember of each other.
+func (l *Layer) MaySend(c net.Conn) bool { return l.hasMet(c, dialled) }
+
+// MayReceive reports whether the replica of l may answer the process at the other end of c, a connection of
+// ServerGroup: l has accepted a connection of that process and compared what it remembers.
+func (l *Layer) MayReceive(c net.Conn) bool { return l.hasMet(c, accepted) }
+
+func (l *Layer) hasMet(c net.Conn, how direction) bool {
+	t, ok := c.(*conn)
+	if !ok || t.peer == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.closed && l.met[meeting{t.peer, how}]
+}
+
+// Group returns the name of the group.
+func (l *Layer) Group() string { return l.group }

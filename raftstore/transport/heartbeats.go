@@ -1,0 +1,483 @@
+package transport
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/peer"
+)
+
+// Heartbeats carries the AppendEntries without entries of all groups of a server, over one connection to each other
+// server, so that the heartbeats of many groups cost one message. Safe for concurrent use.
+//
+// It changes the path of a message and nothing else: each group's own main loop still answers (#695), and a group that
+// does not answer delays no other one. A message for a group goes over the shared connection only while this replica
+// and the process at the other end have compared what they remember of each other (peer.Layer.MaySend), and only such a
+// message is answered. All others use the group's own connection.
+type Heartbeats struct {
+	layer *peer.Layer // of peer.ServerGroup
+	log   *slog.Logger
+	wg    sync.WaitGroup // all goroutines
+
+	mu     sync.Mutex // guards the fields below; not held across I/O
+	groups map[string]*Transport
+	peers  map[raft.ServerAddress]*heartbeatPeer
+	closed bool
+}
+
+// heartbeatPeer is what Heartbeats knows of another server.
+type heartbeatPeer struct {
+	departures departures
+
+	// guarded by Heartbeats.mu
+	conn    *heartbeatConn // nil: none
+	dialing bool
+	retryAt time.Time // of the next dial
+}
+
+const (
+	// heartbeatRedial is the pause after a failed dial. Heartbeats then travel on the connections of their groups.
+	heartbeatRedial = time.Second
+	// maxWaitingHeartbeats bounds the messages of one group that wait for its main loop.
+	maxWaitingHeartbeats = 16
+	// maxUnsentBytes bounds what waits for a connection that does not take bytes.
+	maxUnsentBytes = 4 << 20
+)
+
+// NewHeartbeats returns the Heartbeats of a server. layer is that of peer.ServerGroup; Close closes it.
+func NewHeartbeats(layer *peer.Layer, log *slog.Logger) *Heartbeats {
+	h := &Heartbeats{layer: layer, log: log, groups: map[string]*Transport{},
+		peers: map[raft.ServerAddress]*heartbeatPeer{}}
+	h.wg.Go(h.accept)
+	return h
+}
+
+// Close closes the connections and waits for the goroutines. The groups must be closed before.
+func (h *Heartbeats) Close() {
+	h.mu.Lock()
+	h.closed = true
+	h.mu.Unlock()
+	h.layer.Close()
+	h.wg.Wait()
+}
+
+// join makes t receive the messages for its group, in the place of an earlier transport.
+func (h *Heartbeats) join(t *Transport) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.groups[t.layer.Group()] = t
+}
+
+// leave ends join. No message reaches t from then on.
+func (h *Heartbeats) leave(t *Transport) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.groups[t.layer.Group()] == t {
+		delete(h.groups, t.layer.Group())
+	}
+}
+
+// REQUIRES: h.mu is held.
+func (h *Heartbeats) peerLocked(target raft.ServerAddress) *heartbeatPeer {
+	p := h.peers[target]
+	if p == nil {
+		p = &heartbeatPeer{}
+		h.peers[target] = p
+	}
+	return p
+}
+
+// departuresTo returns when messages without news leave for target.
+func (h *Heartbeats) departuresTo(target raft.ServerAddress) *departures {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return &h.peerLocked(target).departures
+}
+
+// connTo returns the connection to target, or nil. It then dials.
+func (h *Heartbeats) connTo(target raft.ServerAddress) *heartbeatConn {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.peerLocked(target)
+	if p.conn == nil && !p.dialing && !h.closed && time.Now().After(p.retryAt) {
+		p.dialing = true
+		h.wg.Go(func() { h.dial(target, p) })
+	}
+	return p.conn
+}
+
+// dial connects to a server and reads its answers until the connection ends.
+func (h *Heartbeats) dial(target raft.ServerAddress, p *heartbeatPeer) {
+	c, err := h.layer.DialHeartbeats(target, RPCTimeout)
+	h.mu.Lock()
+	p.dialing = false
+	if err != nil {
+		p.retryAt = time.Now().Add(heartbeatRedial)
+		h.mu.Unlock()
+		h.log.Debug("heartbeats have no connection of their own", "server", string(target), "err", err)
+		return
+	}
+	b := &heartbeatConn{Conn: c, out: gatheredWriter{c: c}, waiting: map[uint64]chan<- heartbeatResult{}}
+	p.conn = b
+	h.mu.Unlock()
+	err = b.readAnswers()
+	h.mu.Lock()
+	p.conn = nil
+	h.mu.Unlock()
+	c.Close()
+	b.fail(err)
+}
+
+// send sends a message of group to the server target and waits for the answer. sent is false if the message must use
+// the connection of its group.
+func (h *Heartbeats) send(from *peer.Layer, target raft.ServerAddress, args *raft.AppendEntriesRequest,
+	resp *raft.AppendEntriesResponse, timeout time.Duration) (sent bool, err error) {
+	c := h.connTo(target)
+	if c == nil || !from.MaySend(c.Conn) {
+		return false, nil
+	}
+	return c.call(from, args, resp, timeout)
+}
+
+// heartbeatConn is a connection that this server has dialled.
+type heartbeatConn struct {
+	net.Conn
+	out   gatheredWriter
+	heard atomic.Int64 // answers read
+
+	mu      sync.Mutex // guards the fields below; not held across I/O
+	last    uint64     // id of the last request
+	waiting map[uint64]chan<- heartbeatResult
+	failed  error // of the connection; then nothing waits any more
+}
+
+// heartbeatResult is the body of an answer, or the error of the connection.
+type heartbeatResult struct {
+	body []byte
+	err  error
+}
+
+// call sends a request and waits for the answer.
+func (c *heartbeatConn) call(from *peer.Layer, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
+	timeout time.Duration) (sent bool, err error) {
+	result := make(chan heartbeatResult, 1)
+	c.mu.Lock()
+	if c.failed != nil {
+		c.mu.Unlock()
+		return false, nil
+	}
+	c.last++
+	id := c.last
+	c.waiting[id] = result
+	c.mu.Unlock()
+	defer c.forget(id)
+	heard := c.heard.Load()
+	ok, err := c.out.add(timeout, id, func(b []byte) ([]byte, bool) {
+		return appendHeartbeatRequest(b, from.Group(), args)
+	})
+	if !ok {
+		return false, nil
+	}
+	if err != nil {
+		c.Close()
+		return true, err
+	}
+	late := time.NewTimer(timeout)
+	defer late.Stop()
+	select {
+	case r := <-result:
+		if r.err != nil {
+			return true, r.err
+		}
+		answered, err, corrupt := parseHeartbeatAnswer(r.body, resp)
+		if corrupt != nil {
+			c.Close()
+			return true, corrupt
+		}
+		return answered, err
+	case <-from.Context().Done(): // the group ends
+		return true, ErrStopped
+	case <-late.C:
+		if c.heard.Load() == heard { // no group answers, so most likely the connection is dead
+			c.Close()
+		}
+		return true, rowraft.Errorf(rowraft.CodeDeadline, "no answer within %v", timeout)
+	}
+}
+
+func (c *heartbeatConn) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.waiting, id)
+}
+
+// readAnswers passes answers to their calls until the connection ends.
+func (c *heartbeatConn) readAnswers() error {
+	r := bufio.NewReaderSize(c.Conn, 16<<10)
+	for {
+		m, err := readHeartbeat(r, maxHeartbeatAckBytes)
+		if err != nil {
+			return err
+		}
+		c.heard.Add(1)
+		c.mu.Lock()
+		result := c.waiting[m.id]
+		delete(c.waiting, m.id)
+		c.mu.Unlock()
+		if result != nil {
+			result <- heartbeatResult{body: m.body}
+		}
+	}
+}
+
+// fail ends all calls with err.
+func (c *heartbeatConn) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failed = err
+	for _, result := range c.waiting {
+		result <- heartbeatResult{err: err}
+	}
+	clear(c.waiting)
+}
+
+// accept serves the connections that other servers dial.
+func (h *Heartbeats) accept() {
+	for {
+		c, err := h.layer.Accept()
+		if err != nil {
+			return
+		}
+		h.wg.Go(func() { h.serve(c) })
+	}
+}
+
+// serve passes the requests on one connection to their groups until it ends. Those that arrived together are answered
+// together, except by groups that are busy: each of these answers from a goroutine of its own.
+func (h *Heartbeats) serve(c net.Conn) {
+	defer c.Close()
+	out := &gatheredWriter{c: c}
+	r := bufio.NewReaderSize(c, 16<<10)
+	var passed []*receivedHeartbeat
+	for {
+		m, err := readHeartbeat(r, maxHeartbeatBytes)
+		if err == nil {
+			var one *receivedHeartbeat
+			if one, err = h.receive(c, out, &m); one != nil {
+				passed = append(passed, one)
+			}
+		}
+		if err == nil && r.Buffered() > 0 {
+			continue
+		}
+		runtime.Gosched() // the main loops answer
+		for _, one := range passed {
+			one.finish(out)
+		}
+		passed = passed[:0]
+		if err == nil {
+			err = out.flush(RPCTimeout)
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+				h.log.Warn("closing a heartbeat connection", "remote", c.RemoteAddr(), "err", err)
+			}
+			return
+		}
+	}
+}
+
+// receive passes a request to its group, or refuses it and returns nil. The error is that of the encoding.
+func (h *Heartbeats) receive(c net.Conn, out *gatheredWriter, m *heartbeat) (*receivedHeartbeat, error) {
+	group, args, err := parseHeartbeatRequest(m.body)
+	if err != nil {
+		return nil, err
+	}
+	t := h.enter(c, group)
+	if t == nil {
+		_, err := out.append(m.id, func(b []byte) ([]byte, bool) { return append(b, heartbeatRefused), true })
+		return nil, err
+	}
+	result := make(chan raft.RPCResponse, 1) // so that raft does not wait for finish
+	one := &receivedHeartbeat{id: m.id, to: t, rpc: raft.RPC{Command: args, RespChan: result}, result: result}
+	if one.taken = t.screen(one.rpc); !one.taken {
+		select {
+		case t.consume <- one.rpc:
+			one.taken = true
+		default: // raft's main loop is busy
+		}
+	}
+	return one, nil
+}
+
+// enter returns the transport of group if it takes requests of c. It is not closed before finish has been called.
+func (h *Heartbeats) enter(c net.Conn, group string) *Transport {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.groups[group]
+	if t == nil || !t.layer.MayReceive(c) || t.waiting.Load() >= maxWaitingHeartbeats {
+		return nil
+	}
+	t.wg.Add(1)
+	return t
+}
+
+// receivedHeartbeat is a request that was passed to a group.
+type receivedHeartbeat struct {
+	id     uint64
+	to     *Transport
+	rpc    raft.RPC
+	result chan raft.RPCResponse
+	taken  bool // raft has the request, or it has a result without raft
+}
+
+// finish appends the answer to out, or lets a new goroutine wait for the answer and write it.
+func (r *receivedHeartbeat) finish(out *gatheredWriter) {
+	t := r.to
+	defer t.wg.Done()
+	select {
+	case a := <-r.result:
+		_, _ = out.append(r.id, answerOf(a)) // its error is that of the next flush
+	default:
+		t.waiting.Add(1)
+		t.wg.Go(func() {
+			defer t.waiting.Add(-1)
+			if !r.taken && !t.deliver(r.rpc) {
+				return
+			}
+			select {
+			case a := <-r.result:
+				if _, err := out.add(RPCTimeout, r.id, answerOf(a)); err != nil {
+					out.c.Close()
+				}
+			case <-t.stop:
+			}
+		})
+	}
+}
+
+// answerOf returns the function that appends an answer of raft.
+func answerOf(a raft.RPCResponse) func([]byte) ([]byte, bool) {
+	resp, _ := a.Response.(*raft.AppendEntriesResponse)
+	err := a.Error
+	if resp == nil && err == nil {
+		err = ErrStopped
+	}
+	return func(b []byte) ([]byte, bool) { return appendHeartbeatAnswer(b, resp, err) }
+}
+
+// gatheredWriter writes messages of many goroutines with few writes.
+type gatheredWriter struct {
+	c net.Conn
+
+	mu      sync.Mutex // guards the fields below; not held across I/O
+	buf     []byte
+	spare   []byte // capacity for the next buf
+	writing bool   // a goroutine writes; it also writes what is added meanwhile
+	failed  error  // of a write
+}
+
+// add appends a message and has it written, after those that other goroutines add at the same moment.
+func (w *gatheredWriter) add(timeout time.Duration, id uint64, body func([]byte) ([]byte, bool)) (ok bool, err error) {
+	if ok, err := w.append(id, body); !ok || err != nil {
+		return ok, err
+	}
+	runtime.Gosched() // the goroutines that were woken together with this one append their messages
+	return true, w.flush(timeout)
+}
+
+// append appends a message for the next flush. ok is false if body fails. An error is that of the connection.
+func (w *gatheredWriter) append(id uint64, body func([]byte) ([]byte, bool)) (ok bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed == nil && len(w.buf) > maxUnsentBytes {
+		w.failed = rowraft.Errorf(rowraft.CodeOverloaded, "the peer reads no heartbeats")
+	}
+	if w.failed != nil {
+		return true, w.failed
+	}
+	w.buf, ok = appendHeartbeat(w.buf, id, body)
+	return ok, nil
+}
+
+// flush writes what was appended, unless another goroutine is writing: then that one does it.
+func (w *gatheredWriter) flush(timeout time.Duration) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.writing {
+		return w.failed
+	}
+	w.writing = true
+	for len(w.buf) > 0 && w.failed == nil {
+		out := w.buf
+		w.buf = w.spare[:0]
+		w.mu.Unlock()
+		err := w.c.SetWriteDeadline(time.Now().Add(timeout))
+		if err == nil {
+			_, err = w.c.Write(out)
+		}
+		w.mu.Lock()
+		w.spare = out
+		if err != nil {
+			w.failed = err
+		}
+	}
+	w.writing = false
+	return w.failed
+}
+
+// departures are those of the two kinds of messages without news. A kind has its own, because the kinds wait for
+// different times.
+type departures struct{ heartbeats, appends departure }
+
+// departure is the moment at which waiting messages leave together for one server. The zero value is ready.
+type departure struct {
+	mu    sync.Mutex
+	at    time.Time     // of the next one
+	now   chan struct{} // closed at that moment; nil: no message waits
+	timer *time.Timer
+}
+
+// next returns a channel that is closed at the next departure, at the latest at latest.
+func (d *departure) next(latest time.Time) <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch wait := time.Until(latest); {
+	case d.now == nil:
+		d.now, d.at = make(chan struct{}), latest
+		if d.timer == nil {
+			d.timer = time.AfterFunc(wait, d.leave)
+		} else {
+			d.timer.Reset(wait)
+		}
+	case latest.Before(d.at):
+		d.at = latest
+		d.timer.Reset(wait)
+	}
+	return d.now
+}
+
+// leave lets all messages leave that wait.
+func (d *departure) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.now == nil {
+		return
+	}
+	if early := time.Until(d.at); early > 0 { // the timer fired before it was set to a later departure
+		d.timer.Reset(early)
+		return
+	}
+	close(d.now)
+	d.now = nil
+}

@@ -1,0 +1,358 @@
+package transport
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"reflect"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/allocs"
+	"github.com/rowraft/rowraft/raftstore/marks"
+	"github.com/rowraft/rowraft/raftstore/peer"
+)
+
+// A heartbeat waits only if its follower has answered the last one of the term and no read needs an answer.
+func TestHeartbeatsWithNewsAreNotDelayed(t *testing.T) {
+	const wait = time.Hour
+	for _, tc := range []struct {
+		name   string
+		before func(*Transport, *follower) // after a heartbeat of term 1 was answered
+		term   uint64
+		after  time.Duration // since that heartbeat
+		waits  time.Duration
+		wake   func(*Transport)
+	}{
+		{name: "nothing new", term: 1, waits: wait},
+		{name: "nothing new, later", term: 1, after: wait / 4, waits: wait - wait/4},
+		{name: "late already", term: 1, after: 2 * wait},
+		{name: "another term", term: 2},
+		{name: "a follower that missed one", term: 1, before: func(tr *Transport, f *follower) {
+			f.err = errors.New("no answer")
+			tr.BeginRound()
+			defer tr.EndRound()
+			_ = tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
+			f.err = nil
+		}},
+		{name: "a read waits for the answer", term: 1, before: func(tr *Transport, _ *follower) { tr.BeginRound() }},
+		{name: "the second of two reads has ended", term: 1, before: func(tr *Transport, _ *follower) {
+			tr.BeginRound()
+			tr.BeginRound()
+			tr.EndRound()
+		}},
+		{name: "the read has ended", term: 1, before: func(tr *Transport, _ *follower) {
+			tr.BeginRound()
+			tr.EndRound()
+		}, waits: wait},
+		{name: "a read begins", term: 1, waits: wait / 2, wake: (*Transport).BeginRound},
+		{name: "the end wakes it", term: 1, waits: wait / 2, wake: func(tr *Transport) { tr.quiet.end() }},
+		{name: "after the end", term: 1, before: func(tr *Transport, _ *follower) { tr.quiet.end() }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &follower{}
+				self := emptyReplica(false)
+				self.Quiet = func() time.Duration { return wait }
+				tr := &Transport{Transport: f, replica: self, beats: &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+					followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
+				call := func(term uint64) {
+					if err := tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: term},
+						&raft.AppendEntriesResponse{}); err != nil {
+						t.Error(err)
+					}
+				}
+				call(1)
+				if tc.before != nil {
+					tc.before(tr, f)
+				}
+				time.Sleep(tc.after) //tidy:allow sleep virtual time
+				begun, took := time.Now(), time.Duration(-1)
+				go func() {
+					call(tc.term)
+					took = time.Since(begun)
+				}()
+				if tc.wake != nil {
+					time.Sleep(tc.waits) //tidy:allow sleep virtual time
+					tc.wake(tr)
+				} else {
+					time.Sleep(2 * wait) //tidy:allow sleep virtual time
+				}
+				synctest.Wait()
+				if took != tc.waits {
+					t.Errorf("the heartbeat was sent and answered after %v, want %v", took, tc.waits)
+				}
+			})
+		})
+	}
+}
+
+// A read counts an answer only if the message was sent after the round began, so the time of a heartbeat that waited is
+// that of its departure.
+func TestAHeartbeatThatWaitedWasSentWhenItLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		self := emptyReplica(false)
+		self.Quiet = func() time.Duration { return time.Hour }
+		tr := &Transport{Transport: &follower{}, replica: self,
+			beats:     &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+			followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
+		call := func() {
+			_ = tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
+		}
+		call()
+		first := time.Now()
+		go call()
+		time.Sleep(time.Minute) //tidy:allow sleep virtual time
+		synctest.Wait()
+		if p, _ := tr.Progress("r", 1); !p.Confirmed.Equal(first) {
+			t.Errorf("confirmed %v after the first heartbeat while the second waits", p.Confirmed.Sub(first))
+		}
+		begin := time.Now()
+		tr.BeginRound()
+		synctest.Wait()
+		if p, _ := tr.Progress("r", 1); p.Confirmed.Before(begin) {
+			t.Errorf("the answer is of a message of %v before the round", begin.Sub(p.Confirmed))
+		}
+	})
+}
+
+// Heartbeats of several groups that wait leave at the first moment at which one of them must.
+func TestHeartbeatsLeaveTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d departure
+		begun := time.Now()
+		var left [3]time.Duration
+		for i, latest := range []time.Duration{50, 30, 40} {
+			at := begun.Add(latest * time.Millisecond)
+			go func() {
+				<-d.next(at)
+				left[i] = time.Since(begun)
+			}()
+			synctest.Wait()
+		}
+		time.Sleep(time.Second) //tidy:allow sleep virtual time
+		synctest.Wait()
+		if want := 30 * time.Millisecond; left != [3]time.Duration{want, want, want} {
+			t.Errorf("they left after %v, want %v", left, want)
+		}
+		again := time.Now()
+		<-d.next(again.Add(time.Minute))
+		if took := time.Since(again); took != time.Minute {
+			t.Errorf("the next one left after %v", took)
+		}
+	})
+}
+
+// metMember compares nothing.
+type metMember struct{ marks.Process }
+
+func (m metMember) Statement(rowraft.NodeID) (marks.Statement, error) {
+	return marks.Statement{Self: m.Process}, nil
+}
+func (metMember) Compare(rowraft.NodeID, *marks.Statement) error { return nil }
+
+// sharing opens the transports of groups on two servers that share their heartbeats.
+func (n *testNet) sharing(id rowraft.NodeID, start uint64, groups ...string) map[string]*Transport {
+	member := metMember{marks.Process{Start: start, Nonce: start}}
+	quiet := slog.New(slog.DiscardHandler)
+	beats := NewHeartbeats(n.ports[id].Layer(peer.ServerGroup, member), quiet)
+	n.t.Cleanup(beats.Close)
+	out := map[string]*Transport{}
+	for _, g := range groups {
+		tr := New(n.ports[id].Layer(g, member), Options{MaxRPCBytes: 64 << 10, MaxEntryBytes: 1 << 20,
+			Pace: NewPace(64 << 20), Heartbeats: beats, Logger: quiet}, emptyReplica(false))
+		n.t.Cleanup(func() { tr.Close() })
+		out[g] = tr
+	}
+	return out
+}
+
+// addressedBeat returns a heartbeat to replica r, which has this ID on both servers.
+func addressedBeat(from *Transport) *raft.AppendEntriesRequest {
+	h := raft.RPCHeader{ID: []byte("r"), Addr: []byte("n1"), ProtocolVersion: 3}
+	return &raft.AppendEntriesRequest{Term: 7, RPCHeader: from.addressed(h, "r", nil)}
+}
+
+// sharedBeat sends a heartbeat over the shared connection, and reports whether it was used.
+func sharedBeat(from *Transport, resp *raft.AppendEntriesResponse, timeout time.Duration) (bool, error) {
+	return from.beats.send(from.layer, "n2", addressedBeat(from), resp, timeout)
+}
+
+// A group uses the shared connection only after both its replicas have compared what they remember, on a connection of
+// their own. Raft's main loop answers each heartbeat (#695), and a group that does not answer delays no other group.
+func TestHeartbeatsShareAConnection(t *testing.T) {
+	peers := newTestNet(t, "n1", "n2")
+	from, to := peers.sharing("n1", 1, "a", "b", "slow", "c"), peers.sharing("n2", 2, "a", "b", "slow", "c")
+	for _, g := range []string{"a", "b", "c"} {
+		to[g].SetHeartbeatHandler(func(raft.RPC) { t.Error("a heartbeat took the fast path") })
+		answered(t, to[g], func(rpc raft.RPC) {
+			rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{Addr: []byte("n2\x00\x00" + g)}, Term: 7,
+				Success: true}, nil)
+		})
+	}
+	var resp raft.AppendEntriesResponse
+	for _, g := range []string{"a", "b", "slow"} {
+		if shared, _ := sharedBeat(from[g], &resp, time.Second); shared {
+			t.Errorf("group %s used the shared connection before its replicas compared anything", g)
+		}
+		sent(t, func() error { return from[g].layer.Exchange(t.Context(), "n2", 10*time.Second) })
+	}
+	beat := func(g string) {
+		t.Helper()
+		sent(t, func() error { // the shared connection is dialled concurrently
+			shared, err := sharedBeat(from[g], &resp, 10*time.Second)
+			if !shared {
+				return errors.New("not shared yet")
+			}
+			return err
+		})
+		if resp.Term != 7 || !resp.Success || string(resp.Addr) != "n2\x00\x00"+g {
+			t.Errorf("group %s: %+v", g, resp)
+		}
+	}
+	beat("a")
+	beat("b")
+	// Group c has not compared anything. It does not send, and one that sends nevertheless gets no answer.
+	conn := from["c"].beats.connTo("n2")
+	if from["c"].layer.MaySend(conn.Conn) {
+		t.Error("a replica sends to one with which it has compared nothing")
+	}
+	if shared, err := conn.call(from["c"].layer, addressedBeat(from["c"]), &resp, 10*time.Second); shared {
+		t.Errorf("a replica answered one with which it has compared nothing (%v)", err)
+	}
+
+	stuck := make(chan error)
+	go func() {
+		_, err := sharedBeat(from["slow"], new(raft.AppendEntriesResponse), time.Minute)
+		stuck <- err
+	}()
+	for taken := false; !taken; {
+		select {
+		case <-to["slow"].Consumer(): // raft has the heartbeat and does not answer
+			taken = true
+		case err := <-stuck:
+			t.Fatal(err)
+		}
+	}
+	beat("b")
+	begun := time.Now()
+	from["slow"].Close()
+	if err := <-stuck; !errors.Is(err, ErrStopped) || time.Since(begun) > 30*time.Second {
+		t.Errorf("the heartbeat of a group that has ended: %v after %v", err, time.Since(begun))
+	}
+}
+
+func TestHeartbeatGoldenBytes(t *testing.T) {
+	// crc, bytes after the head, id; then group g-1 and a request as in TestAppendGoldenBytes, without entries
+	const request = "467ba8c4" + "4f000000" + "0900000000000000" + "03672d31" +
+		"913dafac" + "00000000" + "0500000000000000" + "0000000000000000" + "0000000000000000" + "0000000000000000" +
+		"00000000" + "0b000000" + "03000000" + "00000000" + "0000000000000000" + "02007231" + "05006e31007232"
+	a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
+		Addr: []byte("n1\x00r2")}, Term: 5}
+	got, ok := appendHeartbeat(nil, 9, func(b []byte) ([]byte, bool) { return appendHeartbeatRequest(b, "g-1", a) })
+	if hex.EncodeToString(got) != request || !ok {
+		t.Errorf("request\n%x\nwant\n%s", got, request)
+	}
+	const answer = "34138cac" + "26000000" + "0900000000000000" + "00" + "03006e3200" +
+		"ec3be7ff" + "00010000" + "0500000000000000" + "0700000000000000" + "03000000" + "00000000"
+	r := &raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, Addr: []byte("n2\x00")}, Term: 5,
+		LastLog: 7, Success: true}
+	got, ok = appendHeartbeat(nil, 9, answerOf(raft.RPCResponse{Response: r}))
+	if hex.EncodeToString(got) != answer || !ok {
+		t.Errorf("answer\n%x\nwant\n%s", got, answer)
+	}
+	const refusal = "5d3aaf32" + "01000000" + "0900000000000000" + "01"
+	got, _ = appendHeartbeat(nil, 9, func(b []byte) ([]byte, bool) { return append(b, heartbeatRefused), true })
+	if hex.EncodeToString(got) != refusal {
+		t.Errorf("refusal\n%x\nwant\n%s", got, refusal)
+	}
+}
+
+func readTestHeartbeat(b []byte) (heartbeat, error) {
+	return readHeartbeat(bufio.NewReader(bytes.NewReader(b)), maxHeartbeatBytes)
+}
+
+func TestHeartbeatRoundTrip(t *testing.T) {
+	want := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
+		Addr: []byte("n1\x00r2")}, Term: 5, PrevLogEntry: 8, PrevLogTerm: 4, LeaderCommitIndex: 8}
+	b, _ := appendHeartbeat(nil, 77, func(b []byte) ([]byte, bool) { return appendHeartbeatRequest(b, "shard-3", want) })
+	m, err := readTestHeartbeat(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	group, got, err := parseHeartbeatRequest(m.body)
+	if err != nil || m.id != 77 || group != "shard-3" || !reflect.DeepEqual(got, want) {
+		t.Errorf("read %d, %s, %+v (%v)", m.id, group, got, err)
+	}
+	for cut := range len(b) {
+		if _, err := readTestHeartbeat(b[:cut]); err == nil || cut > 0 && errors.Is(err, io.EOF) {
+			t.Errorf("%d of %d bytes: %v", cut, len(b), err)
+		}
+		flipped := bytes.Clone(b)
+		flipped[cut] ^= 4
+		if _, err := readTestHeartbeat(flipped); rowraft.CodeOf(err) != rowraft.CodeCorrupt &&
+			!errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("a flipped bit in byte %d: %v", cut, err)
+		}
+	}
+	for _, failure := range []error{nil, errors.New("no")} {
+		want := raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, Addr: []byte("n2")}, Term: 9,
+			LastLog: 4, NoRetryBackoff: true}
+		body, _ := appendHeartbeatAnswer(nil, &want, failure)
+		var got raft.AppendEntriesResponse
+		answered, err, corrupt := parseHeartbeatAnswer(body, &got)
+		if !answered || corrupt != nil || (err == nil) != (failure == nil) || err == nil && !reflect.DeepEqual(got, want) {
+			t.Errorf("failure %v: read %+v, %v, %v, %v", failure, got, answered, err, corrupt)
+		}
+	}
+}
+
+// FuzzHeartbeat: bytes of a peer end the connection or are read as what they say.
+func FuzzHeartbeat(f *testing.F) {
+	a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
+		Addr: []byte("n1\x00r2")}, Term: 5, LeaderCommitIndex: 7, PrevLogEntry: 7}
+	request, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) { return appendHeartbeatRequest(b, "g", a) })
+	answer, _ := appendHeartbeat(nil, 1, answerOf(raft.RPCResponse{Response: &raft.AppendEntriesResponse{Term: 2}}))
+	f.Add(request)
+	f.Add(answer)
+	f.Add(request[:40])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) >= heartbeatHeadBytes { // set the checksums, so that the bytes after them are tested too
+			b = bytes.Clone(b)
+			end := min(uint64(len(b)), heartbeatHeadBytes+uint64(binary.LittleEndian.Uint32(b[4:])))
+			if group := heartbeatHeadBytes + 1; int(end) > group && int(end) >= group+int(b[group-1])+appendHeadBytes {
+				inner := b[group+int(b[group-1]) : end]
+				binary.LittleEndian.PutUint32(inner, crc32.Checksum(inner[4:], castagnoli))
+			}
+			binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:end], castagnoli))
+		}
+		allocs.Frugal(t, b, func() {
+			m, err := readTestHeartbeat(b)
+			if err != nil {
+				return
+			}
+			if group, a, err := parseHeartbeatRequest(m.body); err == nil {
+				again, ok := appendHeartbeatRequest(nil, group, a)
+				if !ok || !bytes.Equal(again, m.body) {
+					t.Errorf("%x was read as %s, %+v", m.body, group, a)
+				}
+			}
+			var resp raft.AppendEntriesResponse
+			answered, err, corrupt := parseHeartbeatAnswer(m.body, &resp)
+			if answered && corrupt == nil && err == nil {
+				if again, ok := appendHeartbeatAnswer(nil, &resp, nil); !ok || !bytes.Equal(again, m.body) {
+					t.Errorf("%x was read as the answer %+v", m.body, resp)
+				}
+			}
+		})
+	})
+}
