@@ -1,19 +1,22 @@
 package cluster
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/registry"
 )
 
 // KeepShards copies the shards of a server that does not run, as they are on its disk. putBack
@@ -72,82 +75,133 @@ func WronglyRefused(logFile string, rolledBack []string) (out []string, err erro
 
 // KeptShards are the replicas of the shards of a server at one moment.
 type KeptShards struct {
-	replicas map[string]string            // group → replica
-	files    map[string]map[string][]byte // group → path in its directory → content
+	reg   registry.Content
+	files map[string]map[string][]byte // group → path in its directory → content
+	logs  map[string][]*raft.Log       // group → entries in the shared log
 }
 
 // KeepShards copies the replicas in a data directory on disk that no process has open.
 func KeepShards(disk vfs.FS, dataDir string) (*KeptShards, error) {
-	replicas, err := shardReplicas(disk, dataDir)
+	reg, err := registry.Read(disk, filepath.Join(dataDir, "raft"))
 	if err != nil {
 		return nil, err
 	}
-	k := &KeptShards{replicas, make(map[string]map[string][]byte)}
-	for group := range replicas {
+	k := &KeptShards{reg, make(map[string]map[string][]byte), make(map[string][]*raft.Log)}
+	rows, err := raftlog.ReadShared(disk, rowsDir(dataDir), reg.Cluster, reg.Node, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for _, group := range shardsOf(reg) {
 		files := make(map[string][]byte)
 		if err := readTree(disk, groupDir(dataDir, group), "", files); err != nil {
 			return nil, fmt.Errorf("copy %s: %w", group, err)
 		}
 		k.files[group] = files
+		if reg.Groups[group].Backend != raftlog.Row {
+			continue
+		}
+		err := withLog(disk, dataDir, reg, group, rows, func(l raftlog.Log) (err error) {
+			k.logs[group], err = entriesOf(l)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("copy the log of %s: %w", group, err)
+		}
 	}
 	return k, nil
 }
 
-// PutBack replaces the files of the replicas that are still there, and returns which these are.
-func (k *KeptShards) PutBack(disk vfs.FS, dataDir string) (replicas []string, err error) {
-	now, err := shardReplicas(disk, dataDir)
+func entriesOf(l raftlog.Log) (out []*raft.Log, err error) {
+	first, err := l.FirstIndex()
 	if err != nil {
 		return nil, err
 	}
-	for group, replica := range now {
-		if k.replicas[group] != replica {
+	last, err := l.LastIndex()
+	for i := first; err == nil && i > 0 && i <= last; i++ {
+		e := &raft.Log{}
+		err = l.GetLog(i, e)
+		out = append(out, e)
+	}
+	return out, err
+}
+
+// withLog calls do with the log of a group.
+func withLog(disk vfs.FS, dataDir string, reg registry.Content, group string, rows *raftlog.Shared,
+	do func(raftlog.Log) error) error {
+	l, err := raftlog.Open(disk, raftlog.Row, filepath.Join(groupDir(dataDir, group), "log"), raftlog.Owner{
+		Cluster: reg.Cluster, Node: reg.Node, Group: group, Replica: reg.Groups[group].Replica}, rows,
+		slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(l), l.Close())
+}
+
+// PutBack replaces the files and logs of the replicas that are still there, and returns which these are.
+func (k *KeptShards) PutBack(disk vfs.FS, dataDir string) (replicas []string, err error) {
+	now, err := registry.Read(disk, filepath.Join(dataDir, "raft"))
+	if err != nil {
+		return nil, err
+	}
+	rows, err := raftlog.OpenShared(disk, rowsDir(dataDir), now.Cluster, now.Node, 1<<20,
+		slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for _, group := range shardsOf(now) {
+		replica := now.Groups[group].Replica
+		if k.reg.Groups[group].Replica != replica {
 			continue
 		}
-		replicas = append(replicas, replica)
+		replicas = append(replicas, string(replica))
 		dir := groupDir(dataDir, group)
 		if err := vfs.RemoveAll(disk, dir); err != nil {
 			return replicas, err
 		}
-		for name, b := range k.files[group] {
-			path := filepath.Join(dir, name)
-			if b == nil {
-				err = vfs.MkdirAll(disk, path)
-			} else if err = vfs.MkdirAll(disk, filepath.Dir(path)); err == nil {
-				err = vfs.WriteFile(disk, path, b)
-			}
+		if err := vfs.MkdirAll(disk, filepath.Join(dir, "log")); err != nil {
+			return replicas, err
+		}
+		if now.Groups[group].Backend == raftlog.Row {
+			err := withLog(disk, dataDir, now, group, rows, func(l raftlog.Log) error { // without META the log is new
+				return l.StoreLogs(k.logs[group])
+			})
 			if err != nil {
 				return replicas, err
 			}
+		}
+		if err := writeTree(disk, dir, k.files[group]); err != nil {
+			return replicas, err
 		}
 	}
 	return replicas, nil
 }
 
+func rowsDir(dataDir string) string { return filepath.Join(dataDir, "raft", "log") }
+
 func groupDir(dataDir, group string) string { return filepath.Join(dataDir, "raft", "groups", group) }
 
-// shardReplicas reads which replicas of shards run in a data directory (docs/formats/snapshot-store.md).
-func shardReplicas(disk vfs.FS, dataDir string) (map[string]string, error) {
-	const head, sum = 16, 4
-	raw, err := vfs.ReadFile(disk, filepath.Join(dataDir, "raft", "registry"))
-	if err != nil {
-		return nil, err
-	}
-	if len(raw) < head+sum {
-		return nil, errors.New("the registry is cut short")
-	}
-	var body struct {
-		Groups map[string]struct{ Replica, State string } `json:"groups"`
-	}
-	if err := json.Unmarshal(raw[head:len(raw)-sum], &body); err != nil {
-		return nil, err
-	}
-	out := make(map[string]string)
-	for group, rec := range body.Groups {
-		if strings.HasPrefix(group, "shard-") && rec.State == "active" {
-			out[group] = rec.Replica
+// shardsOf returns the shards whose replicas run in a data directory.
+func shardsOf(reg registry.Content) []string {
+	return slices.DeleteFunc(reg.Active(), func(group string) bool { return !strings.HasPrefix(group, "shard-") })
+}
+
+// writeTree writes what readTree has read.
+func writeTree(disk vfs.FS, dir string, files map[string][]byte) error {
+	for name, b := range files {
+		path := filepath.Join(dir, name)
+		var err error
+		if b == nil {
+			err = vfs.MkdirAll(disk, path)
+		} else if err = vfs.MkdirAll(disk, filepath.Dir(path)); err == nil {
+			err = vfs.WriteFile(disk, path, b)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return out, nil
+	return nil
 }
 
 // readTree reads the files below dir into files; a directory has nil.
