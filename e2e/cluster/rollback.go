@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
@@ -75,9 +74,9 @@ func WronglyRefused(logFile string, rolledBack []string) (out []string, err erro
 
 // KeptShards are the replicas of the shards of a server at one moment.
 type KeptShards struct {
-	reg   registry.Content
-	files map[string]map[string][]byte // group → path in its directory → content
-	logs  map[string][]*raft.Log       // group → entries in the shared log
+	reg  registry.Content
+	disk *vfs.Mem // with a copy of the data directory
+	dir  string
 }
 
 // KeepShards copies the replicas in a data directory on disk that no process has open.
@@ -86,56 +85,16 @@ func KeepShards(disk vfs.FS, dataDir string) (*KeptShards, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &KeptShards{reg, make(map[string]map[string][]byte), make(map[string][]*raft.Log)}
-	rows, err := raftlog.ReadShared(disk, rowsDir(dataDir), reg.Cluster, reg.Node, slog.New(slog.DiscardHandler))
-	if err != nil {
+	k := &KeptShards{reg, vfs.NewMem(), "/kept"}
+	if err := copyTree(k.disk, rowsDir(k.dir), disk, rowsDir(dataDir)); err != nil {
 		return nil, err
 	}
-	defer rows.Close()
 	for _, group := range shardsOf(reg) {
-		files := make(map[string][]byte)
-		if err := readTree(disk, groupDir(dataDir, group), "", files); err != nil {
+		if err := copyTree(k.disk, groupDir(k.dir, group), disk, groupDir(dataDir, group)); err != nil {
 			return nil, fmt.Errorf("copy %s: %w", group, err)
-		}
-		k.files[group] = files
-		if reg.Groups[group].Backend != raftlog.Row {
-			continue
-		}
-		err := withLog(disk, dataDir, reg, group, rows, func(l raftlog.Log) (err error) {
-			k.logs[group], err = entriesOf(l)
-			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("copy the log of %s: %w", group, err)
 		}
 	}
 	return k, nil
-}
-
-func entriesOf(l raftlog.Log) (out []*raft.Log, err error) {
-	first, err := l.FirstIndex()
-	if err != nil {
-		return nil, err
-	}
-	last, err := l.LastIndex()
-	for i := first; err == nil && i > 0 && i <= last; i++ {
-		e := &raft.Log{}
-		err = l.GetLog(i, e)
-		out = append(out, e)
-	}
-	return out, err
-}
-
-// withLog calls do with the log of a group.
-func withLog(disk vfs.FS, dataDir string, reg registry.Content, group string, rows *raftlog.Shared,
-	do func(raftlog.Log) error) error {
-	l, err := raftlog.Open(disk, raftlog.Row, filepath.Join(groupDir(dataDir, group), "log"), raftlog.Owner{
-		Cluster: reg.Cluster, Node: reg.Node, Group: group, Replica: reg.Groups[group].Replica}, rows,
-		slog.New(slog.DiscardHandler))
-	if err != nil {
-		return err
-	}
-	return errors.Join(do(l), l.Close())
 }
 
 // PutBack replaces the files and logs of the replicas that are still there, and returns which these are.
@@ -144,34 +103,34 @@ func (k *KeptShards) PutBack(disk vfs.FS, dataDir string) (replicas []string, er
 	if err != nil {
 		return nil, err
 	}
-	rows, err := raftlog.OpenShared(disk, rowsDir(dataDir), now.Cluster, now.Node, 1<<20,
-		slog.New(slog.DiscardHandler))
+	quiet := slog.New(slog.DiscardHandler)
+	kept, err := raftlog.ReadShared(k.disk, rowsDir(k.dir), now.Cluster, now.Node, quiet)
+	if err != nil {
+		return nil, err
+	}
+	defer kept.Close()
+	rows, err := raftlog.OpenShared(disk, rowsDir(dataDir), now.Cluster, now.Node, 1<<20, quiet)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, rows.Close()) }()
 	for _, group := range shardsOf(now) {
-		replica := now.Groups[group].Replica
-		if k.reg.Groups[group].Replica != replica {
+		rec := now.Groups[group]
+		if k.reg.Groups[group].Replica != rec.Replica {
 			continue
 		}
-		replicas = append(replicas, string(replica))
+		replicas = append(replicas, string(rec.Replica))
 		dir := groupDir(dataDir, group)
 		if err := vfs.RemoveAll(disk, dir); err != nil {
 			return replicas, err
 		}
-		if err := vfs.MkdirAll(disk, filepath.Join(dir, "log")); err != nil {
-			return replicas, err
-		}
-		if now.Groups[group].Backend == raftlog.Row {
-			err := withLog(disk, dataDir, now, group, rows, func(l raftlog.Log) error { // without META the log is new
-				return l.StoreLogs(k.logs[group])
-			})
-			if err != nil {
+		if rec.Backend == raftlog.Row {
+			owner := raftlog.Owner{Cluster: now.Cluster, Node: now.Node, Group: group, Replica: rec.Replica}
+			if err := rows.Replace(owner, kept); err != nil {
 				return replicas, err
 			}
 		}
-		if err := writeTree(disk, dir, k.files[group]); err != nil {
+		if err := copyTree(disk, dir, k.disk, groupDir(k.dir, group)); err != nil {
 			return replicas, err
 		}
 	}
@@ -187,46 +146,28 @@ func shardsOf(reg registry.Content) []string {
 	return slices.DeleteFunc(reg.Active(), func(group string) bool { return !strings.HasPrefix(group, "shard-") })
 }
 
-// writeTree writes what readTree has read.
-func writeTree(disk vfs.FS, dir string, files map[string][]byte) error {
-	for name, b := range files {
-		path := filepath.Join(dir, name)
-		var err error
-		if b == nil {
-			err = vfs.MkdirAll(disk, path)
-		} else if err = vfs.MkdirAll(disk, filepath.Dir(path)); err == nil {
-			err = vfs.WriteFile(disk, path, b)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readTree reads the files below dir into files; a directory has nil.
-func readTree(disk vfs.FS, dir, below string, files map[string][]byte) error {
-	entries, err := disk.ReadDir(filepath.Join(dir, below))
+// copyTree copies the files below a directory, which may be missing.
+func copyTree(to vfs.FS, toDir string, from vfs.FS, fromDir string) error {
+	entries, err := from.ReadDir(fromDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = vfs.MkdirAll(to, toDir)
 	}
 	for _, e := range entries {
-		name := filepath.Join(below, e.Name())
+		if err != nil {
+			break
+		}
+		source, target := filepath.Join(fromDir, e.Name()), filepath.Join(toDir, e.Name())
 		if e.IsDir() {
-			files[name] = nil
-			if err := readTree(disk, dir, name, files); err != nil {
-				return err
-			}
+			err = copyTree(to, target, from, source)
 			continue
 		}
-		b, err := vfs.ReadFile(disk, filepath.Join(dir, name))
-		if err != nil {
-			return err
+		var b []byte
+		if b, err = vfs.ReadFile(from, source); err == nil {
+			err = vfs.WriteFile(to, target, b)
 		}
-		files[name] = append([]byte{}, b...)
 	}
-	return nil
+	return err
 }

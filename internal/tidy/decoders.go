@@ -68,6 +68,8 @@ var decoders = map[string]string{
 	"raftstore/raftlog.parseSegmentHeader":  "raftstore/raftlog.FuzzRowLog",
 	"raftstore/transport.readAppend":        "raftstore/transport.FuzzAppendRequest",
 	"raftstore/transport.readAppendReply":   "raftstore/transport.FuzzAppendReply",
+	"raftstore/raftlog.parseSection":        "raftstore/raftlog.FuzzRowLog",
+	"raftstore/raftlog.parseState":          "raftstore/raftlog.FuzzRowLog",
 	"raftstore/raftlog.recovery.take":       "raftstore/raftlog.FuzzRowLog",
 	"raftstore/raftlog.window.wholeBatch":   "raftstore/raftlog.FuzzRowLog",
 	"raftstore/frame.Open":                  "raftstore/registry.FuzzRegistry",

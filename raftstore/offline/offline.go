@@ -23,8 +23,8 @@ import (
 )
 
 // Store reads the store of a node that is not running. It holds the store's lock, so that no server starts on the
-// directory. It changes nothing there: it opens META and the log of backend Bolt on copies, because opening them writes.
-// Not safe for concurrent use.
+// directory. It changes nothing there: it opens META and the log of backend Bolt on copies, because opening them
+// writes. Not safe for concurrent use.
 type Store struct {
 	disk    vfs.FS
 	dir     string

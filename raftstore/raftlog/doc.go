@@ -1,16 +1,16 @@
 // Package raftlog is the durable log of the Raft groups of a server, with the term and the vote of each replica.
 //
-//	raftstore ──StoreLogs──► Log ──► rowLog ──► Shared  segments with the entries of all groups (docs/formats/log.md)
+//	raftstore ──StoreLogs──► Log ──► rowLog ──► Shared  segments of all groups (docs/formats/log.md)
 //	                          │
-//	                          ├────► boltLog            one file of raft-boltdb, on the operating system's disk only
+//	                          ├────► boltLog  one file of raft-boltdb, on the operating system's disk only
 //	                          │
-//	          ──Set────────► metaStore                  META: term and vote (docs/formats/log-meta.md), for both
+//	          ──Set────────► metaStore        META: term and vote (docs/formats/log-meta.md), for both
 //
 // # Invariants
 //
 //  1. What a method stored survives a power cut once the method has returned.
-//  2. Fail-stop. After a failed write it is unknown what the disk holds: each later change of a log that shares the file
-//     returns that error.
+//  2. Fail-stop. After a failed write it is unknown what the disk holds: each later change of a log that shares the
+//     file returns that error.
 //  3. A log knows its owner. Each file names the replica or the server that it belongs to, each change in a shared
 //     segment its replica, and a log of another owner does not open.
 //  4. Damage is not a shorter log. Open returns CodeCorrupt for a group that may have lost something, unless what is

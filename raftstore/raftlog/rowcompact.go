@@ -108,7 +108,8 @@ func (s *Shared) copyOut(g *rowGroup, seg *rowSegment) (more bool, err error) {
 		}
 		if err != nil {
 			// The entry stays unreadable: its group stops when it needs it, and does not start again before it is cut.
-			s.log.Error("an entry of the log is damaged", "owner", g.owner.String(), "index", index, "err", err)
+			s.log.Error("an entry of the log is damaged", "group", g.owner.Group, "replica", string(g.owner.Replica), "index",
+				index, "err", err)
 			s.mu.Lock()
 			s.placeLocked(g, index, place{})
 			s.mu.Unlock()

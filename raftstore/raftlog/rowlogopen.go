@@ -455,7 +455,8 @@ func (r *recovery) finish() (whole bool) {
 		to := &rowGroup{tag: tag, owner: g.owner, seq: g.seq, first: g.first, last: g.last}
 		if to.places, to.err = g.all(); to.err != nil {
 			to.err = fmt.Errorf("log of %s in %s: %w", g.owner, s.dir, to.err)
-			s.log.Error("the log of a group is damaged: it does not start", "owner", g.owner.String(), "err", to.err)
+			s.log.Error("the log of a group is damaged: it does not start", "group", g.owner.Group, "replica",
+				string(g.owner.Replica), "err", to.err)
 			to.first, to.last, whole = 0, 0, false
 		}
 		for _, p := range to.places {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/vfs"
@@ -198,6 +200,30 @@ func (s *Shared) Remove(owner Owner) error {
 		return err
 	}
 	return s.Reclaim()
+}
+
+// Replace makes the log of owner what it is in from. No log of owner is open.
+func (s *Shared) Replace(owner Owner, from *Shared) error {
+	source, err := from.group(owner)
+	if err != nil {
+		return err
+	}
+	g, err := s.newGroup(owner)
+	if err != nil {
+		return err
+	}
+	reads, writes := rowLog{shared: from, group: source}, rowLog{shared: s, group: g}
+	first, last := reads.bounds()
+	for i := first; i > 0 && i <= last; i++ {
+		var e raft.Log
+		if err := reads.GetLog(i, &e); err != nil {
+			return err
+		}
+		if err := writes.StoreLog(&e); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // detachLocked takes the oldest segments without entries out of the log. REQUIRES: writer and mu are held, or the log

@@ -78,8 +78,8 @@ func (w *window) crcFits(offset int64, head batchHead, sum uint32) (bool, error)
 	return fits && sum == head.crc, err
 }
 
-// sections calls do with each section of a batch and the offset of its body, until do returns false. It returns false if
-// do does, or if the sections do not fill the batch.
+// sections calls do with each section of a batch and the offset of its body, until do returns false. It returns false
+// if do does, or if the sections do not fill the batch.
 func (w *window) sections(offset int64, head batchHead, do func(s section, body int64) (bool, error)) (bool, error) {
 	at, end := offset+batchHeadBytes, offset+batchHeadBytes+int64(head.length)
 	for range head.sections {
