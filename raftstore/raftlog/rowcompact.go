@@ -7,17 +7,20 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// The oldest segment is copied while the log has more than compactFactor times as many bytes as its groups need, and
-// compactSlack segments. So a byte that is written costs at most one byte that is copied.
+// The oldest segment is copied if at most 1/compactShare of it is needed: the few entries of the scheduler, which are
+// seldom cut, keep no segment. It is also copied while the log has more than compactFactor times as many bytes as its
+// groups need, and compactSlack segments. So a byte that is written costs at most one byte that is copied, and usually
+// far less.
 const (
+	compactShare  = 32
 	compactFactor = 2
 	compactSlack  = 8
 	copyBytes     = 1 << 20 // of one change
 )
 
 // Compact copies the entries that groups need in the oldest segments to the end of the log, and removes these
-// segments, while the log is much larger than what the groups need. It returns when done is closed, too. A group whose
-// entries are being copied waits for at most one copy.
+// segments, while that is worth it. It returns when done is closed, too. A group whose entries are being copied waits
+// for at most one copy.
 func (s *Shared) Compact(done <-chan struct{}) error {
 	s.compact.Lock()
 	defer s.compact.Unlock()
@@ -45,7 +48,7 @@ func (s *Shared) Compact(done <-chan struct{}) error {
 	}
 }
 
-// sparse returns the oldest segment if the log is much larger than what the groups need.
+// sparse returns the oldest segment if it is to be copied.
 func (s *Shared) sparse() *rowSegment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -53,10 +56,14 @@ func (s *Shared) sparse() *rowSegment {
 	for _, seg := range s.mu.segments {
 		total, live = total+seg.end, live+seg.liveBytes
 	}
-	if len(s.mu.segments) < 2 || total <= compactFactor*live+s.slack*s.size {
+	if len(s.mu.segments) < 2 {
 		return nil
 	}
-	return s.mu.segments[0]
+	oldest := s.mu.segments[0]
+	if oldest.liveBytes*compactShare > oldest.end && total <= compactFactor*live+s.slack*s.size {
+		return nil
+	}
+	return oldest
 }
 
 func (s *Shared) usersOf(seg *rowSegment) (out []*rowGroup) {

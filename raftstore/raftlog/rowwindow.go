@@ -16,7 +16,10 @@ type window struct {
 	from int64
 }
 
-const windowBytes = 64 << 10
+const (
+	windowBytes = 64 << 10
+	windowJump  = 4 << 10 // is read after a jump, which is likely not the last one
+)
 
 // bytes returns n ≤ windowBytes bytes at offset. They are valid until the next call. The error is io.ErrUnexpectedEOF
 // if the file ends before offset+n.
@@ -25,7 +28,11 @@ func (w *window) bytes(offset int64, n int) ([]byte, error) {
 		if w.buf == nil {
 			w.buf = make([]byte, windowBytes)
 		}
-		got, err := w.file.ReadAt(w.buf[:windowBytes], offset)
+		size := windowBytes
+		if offset > w.from+int64(len(w.buf)) { // over an entry, to the next head
+			size = max(n, windowJump)
+		}
+		got, err := w.file.ReadAt(w.buf[:size], offset)
 		if err != nil && !errors.Is(err, io.EOF) {
 			w.buf = w.buf[:0]
 			return nil, err
