@@ -81,8 +81,8 @@ func logsOfChance(mem *vfs.Mem, acked *crashLives, term uint64, r *rand.Rand) (*
 			case k == 0:
 				err = c.shared.Compact(nil)
 			case k == 1:
-				if err = errors.Join(c.groups[2].Close(), c.remove(2)); err == nil {
-					err = c.open(2)
+				if err = errors.Join(c.groups[1].Close(), c.remove(1)); err == nil {
+					err = c.open(1)
 				}
 			case k < 8:
 				err = c.together(term, 1+r.Uint64N(3), 1+r.IntN(len(acked)))
