@@ -157,7 +157,7 @@ func (w *window) laterBatch(offset int64, salt, from uint64) (at int64, number u
 	}
 }
 
-// wholeBatch reports whether the data of all entries match their seals.
+// wholeBatch reports whether the batch is there up to its last byte and the data of all entries match their seals.
 func (w *window) wholeBatch(offset int64, head batchHead) (bool, error) {
 	whole, err := w.sections(offset, head, func(s section, body int64) (bool, error) {
 		if !s.hasEntries() {
@@ -172,6 +172,9 @@ func (w *window) wholeBatch(offset int64, head batchHead) (bool, error) {
 			return sum == binary.LittleEndian.Uint32(h.Seal[:]), err
 		})
 	})
+	if err == nil { // the padding of the last entry
+		_, err = w.bytes(offset+batchHeadBytes+int64(head.length)-8, 8)
+	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return false, nil
 	}
