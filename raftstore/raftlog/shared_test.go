@@ -466,3 +466,30 @@ func TestReadSharedChangesNothing(t *testing.T) {
 		t.Errorf("it makes a directory: %v", err)
 	}
 }
+
+// Entries that were replaced in batches that are damaged do not come back, though the indices have no gap.
+func TestReplacedEntriesDoNotComeBack(t *testing.T) {
+	disk := vfs.NewMem()
+	s := openSharedLogs(t, disk, 1)
+	for range 3 {
+		s.next(0, 100)
+	}
+	file := s.shared.newest().file.Name()
+	cut := s.shared.writer.end
+	if err := s.logs[0].DeleteRange(2, 3); err != nil {
+		t.Fatal(err)
+	}
+	again := s.shared.writer.end
+	if err := s.logs[0].StoreLogs([]*raft.Log{sealedEntry(t, 2, 9, nil), sealedEntry(t, 3, 9, nil)}); err != nil {
+		t.Fatal(err)
+	}
+	s.next(0, 100)
+	s.close()
+	for _, batch := range []int64{cut, again} {
+		flipByte(t, disk, file, int(batch)+8)
+	}
+	s = openSharedLogs(t, disk, 0)
+	_, err := s.try(disk, 0)
+	testutil.WantCode(t, err, rowraft.CodeCorrupt, "changes 5 to 6 are missing")
+	s.close()
+}
