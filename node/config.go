@@ -87,8 +87,7 @@ type Config struct {
 	// SnapshotSendBytesPerSecond is the total rate at which the server sends snapshots to replicas that are
 	// too far behind; 0: 64 MiB.
 	SnapshotSendBytesPerSecond int64
-	// LogSegmentBytes is the size of a shard's log files; 0: 64 MiB, less with more than 8 shards on a
-	// server.
+	// LogSegmentBytes is the size of a file of the log; 0: 64 MiB.
 	LogSegmentBytes int
 
 	// ProofEvery is how often the leader of a shard compares its replicas while rows change; 0: 5 s,

@@ -213,7 +213,7 @@ func (n *Node) knownMap() *clustermap.Map {
 
 func (n *Node) newHost() *replica.Host {
 	return replica.New(replica.Options{
-		Node: n.self.ID, FS: n.cfg.FS, DataDir: n.cfg.DataDir, LogSegmentBytes: n.cfg.LogSegmentBytes,
+		Node: n.self.ID, FS: n.cfg.FS, DataDir: n.cfg.DataDir,
 		ProofEvery: n.cfg.ProofEvery, SweepEvery: n.cfg.SweepEvery, ScrubBytesPerSecond: n.cfg.ScrubBytesPerSecond,
 		CopiesBytes: max(n.cfg.CopiesBytes, 0), Admission: n.admission, Conns: n.conns, Stopping: n.stopping,
 		Cluster: func() rowraft.ClusterID { return n.identity.Identity().Cluster },
@@ -291,6 +291,7 @@ func (n *Node) openStore(id identity.Identity, source *certs.Source) (err error)
 		Listener: l, DialTLS: dial, Dial: n.cfg.Dial, Resolve: n.peerAddr(id),
 		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit,
 		DiskReserveBytes:   n.cfg.DiskReserveBytes,
+		SegmentSizeBytes:   n.cfg.LogSegmentBytes,
 		SnapshotEveryBytes: n.cfg.SnapshotEveryBytes, SnapshotMaxBytes: n.cfg.SnapshotMaxBytes,
 		TrailingLogBytes:           n.cfg.TrailingLogBytes,
 		SnapshotSendBytesPerSecond: n.cfg.SnapshotSendBytesPerSecond,
@@ -322,14 +323,11 @@ func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, erro
 	}
 }
 
-// metaSegmentBytes is the size of the log files of the scheduler's group. Its entries are few and small.
-const metaSegmentBytes = 1 << 20
-
 // startMeta starts this server's replica of the scheduler's group. If this server is not a founder, the
 // replica is empty until the group's leader gives it a seat.
 func (n *Node) startMeta(id identity.Identity) error {
 	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(),
-		SegmentSizeBytes: metaSegmentBytes, UsesReserve: true,
+		UsesReserve:  true,
 		OnRolledBack: func(err error) { n.metaLost.Store(&err) }} // raftstore logs the error
 	if id.Founder() {
 		cfg.Bootstrap = scheduler.MetaMembers(id)

@@ -167,7 +167,9 @@ func TestCrashAtEachStepOfAGroup(t *testing.T) {
 	const log, twice = "TestCrashAtEachStepOfTheLog has it",
 		"snapstore.Open and the registry sync the same directory once more"
 	vfstest.Crashes(t, groupScript(t), map[string]string{
-		"raftstore/raftlog.(*rowLog)":             log,
+		"raftstore/raftlog.(*Shared)":             log,
+		"raftstore/raftlog.OpenShared":            "MkdirAll of the groups syncs it too",
+		"raftstore.Open: syncdir node":            "OpenShared syncs it too",
 		"raftstore/raftlog.(*metaStore)":          log,
 		"raftstore/snapstore.(*sink)":             "TestCrashAtEachStepOfSnapshots has it",
 		"raftstore/snapstore.Open":                "TestCrashAtEachStepOfSnapshots has it",

@@ -38,8 +38,13 @@ func (l *installLife) install(disk vfs.FS) (err error) {
 	if err != nil {
 		return err
 	}
+	rows, err := raftlog.OpenShared(disk, "/node/raft/log", testCluID, "n1", raftlog.MinSegmentBytes, quiet)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
 	b, err := raftlog.Open(disk, raftlog.Row, dir+"/log", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0",
-		Replica: "r-shard-0"}, raftlog.MinSegmentBytes, quiet)
+		Replica: "r-shard-0"}, rows, quiet)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@
 //
 // # Packages below this one
 //
-//	raftlog    the log of a group on disk, with term and vote
+//	raftlog    the log on disk, one for all groups, with term and vote of each
 //	logstore   the log as raft sees it: guards, cache, sizes
 //	snapstore  the snapshots of a group on disk
 //	registry   the groups and starts of a data directory

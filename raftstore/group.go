@@ -84,7 +84,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	}
 	g.waiters, g.timers.g, g.snapshots.g = newGroupWaiters(g), g, g
 	g.rollback = rollbackGuard{g, make(chan struct{})}
-	owner := raftlog.Owner{Cluster: s.opts.Cluster, Node: s.opts.Node, Group: cfg.ID, Replica: cfg.Replica}
+	owner := s.owner(cfg.ID, cfg.Replica)
 	g.snaps, err = snapstore.Open(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) {
 		g.snapshots.wanted.Store(true)
 	})
@@ -96,7 +96,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 			g.snapshots.wanted.Store(true)
 		}
 	}, g.snapshots.note)
-	g.inner, err = raftlog.Open(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), owner, cfg.SegmentSizeBytes, g.log)
+	g.inner, err = raftlog.Open(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), owner, s.rows, g.log)
 	if err != nil {
 		return nil, err
 	}

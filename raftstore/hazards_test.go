@@ -236,8 +236,29 @@ func TestFailedRestoreChangesNothing(t *testing.T) {
 	}
 }
 
-// A log that cannot create its next segment fails. So proposals are refused while each group can still create two.
-func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
+// openTestLog opens the log of owner with META in dir. The shared log in rowsDir is closed with the test.
+func openTestLog(t *testing.T, backend, rowsDir, dir string, owner raftlog.Owner) raftlog.Log {
+	t.Helper()
+	quiet := slog.New(slog.DiscardHandler)
+	rows, err := raftlog.OpenShared(vfs.OS, rowsDir, owner.Cluster, owner.Node, raftlog.MinSegmentBytes, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := rows.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	b, err := raftlog.Open(vfs.OS, backend, dir, owner, rows, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// A log that cannot create its next segment fails. So proposals are refused while it can still create two, and
+// take what the groups have accepted.
+func TestReserveHoldsSegmentsAndProposals(t *testing.T) {
 	var free atomic.Int64
 	free.Store(1 << 40)
 	c := startedCluster(t, 1, func(o *Options) {
@@ -246,14 +267,8 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 		o.hooks.tick = 5 * time.Millisecond
 	})
 	n := c.nodes[0]
-	if _, err := n.store.StartGroup(GroupConfig{
-		ID: "shard-1", Replica: "another", Machine: &listMachine{},
-		SegmentSizeBytes: 2 << 20, Bootstrap: []Member{{"another", n.id}},
-	}); err != nil {
-		t.Fatal(err)
-	}
 	c.propose("before")
-	const reserve = 2*(1<<20) + 2*(2<<20)
+	reserve := 2*(1<<20) + n.store.opts.MaxPendingBytes
 	free.Store(reserve - 1)
 	testutil.Eventually(t, "a proposal is refused", func() bool {
 		_, _, err := n.group.Propose([]byte("x")).Wait(testutil.Context(t))
@@ -268,10 +283,7 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 func TestCutLogServesNothingWrong(t *testing.T) {
 	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
-			b, err := raftlog.Open(vfs.OS, backend, t.TempDir(), testOwner, 64<<10, slog.New(slog.DiscardHandler))
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := openTestLog(t, backend, t.TempDir(), t.TempDir(), testOwner)
 			defer b.Close()
 			store := func(term, from, to uint64) {
 				t.Helper()

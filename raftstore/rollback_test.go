@@ -2,6 +2,7 @@ package raftstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -43,16 +44,14 @@ func (c *diskCluster) copyDisk(n *testNode) *vfs.Mem {
 // rollBack replaces the disk of n, which does not run, by a copy.
 func (c *diskCluster) rollBack(n *testNode, kept *vfs.Mem) { c.disks[n.id] = kept.Kill() }
 
-// rollBackGroup restores the files of the group and the file of marks.
+// rollBackGroup restores the files of the group, the log, which has no other group, and the file of marks.
 func (c *diskCluster) rollBackGroup(n *testNode, kept *vfs.Mem) {
 	c.t.Helper()
 	old, now := kept.Kill(), c.disks[n.id].Kill()
-	dir := "/raft/groups/shard-0"
-	if err := vfs.RemoveAll(now, dir); err != nil {
-		c.t.Fatal(err)
-	}
-	if err := copyTree(now, old, dir); err != nil {
-		c.t.Fatal(err)
+	for _, dir := range []string{"/raft/groups/shard-0", "/raft/log"} {
+		if err := errors.Join(vfs.RemoveAll(now, dir), copyTree(now, old, dir)); err != nil {
+			c.t.Fatal(err)
+		}
 	}
 	raw, err := vfs.ReadFile(old, "/raft/"+marks.FileName)
 	if err == nil {

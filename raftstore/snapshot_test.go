@@ -231,7 +231,7 @@ func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	c.stop(n)
 	c.open(n)
 	w, err := raftlog.Open(vfs.OS, raftlog.Row, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"),
-		raftlog.Owner{Cluster: testCluID, Node: n.id, Group: "shard-0", Replica: replicaOf(n.id)}, 1<<20,
+		raftlog.Owner{Cluster: testCluID, Node: n.id, Group: "shard-0", Replica: replicaOf(n.id)}, n.store.rows,
 		slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

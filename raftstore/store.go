@@ -41,6 +41,7 @@ type Store struct {
 	logs *logstore.Shared
 	// heartbeats carries those of all groups.
 	heartbeats *transport.Heartbeats
+	rows       *raftlog.Shared // the entries of all groups with backend Row
 
 	// starts are those of the data directory. An atomic, because peers ask for them while mu may be held for a write.
 	starts    atomic.Pointer[registry.Starts]
@@ -104,8 +105,13 @@ func Open(opts Options) (*Store, error) {
 		lock.Close()
 		return nil, err
 	}
+	rows, err := openRows(&opts, reg)
+	if err != nil {
+		lock.Close()
+		return nil, err
+	}
 	s := &Store{
-		opts: opts, lock: lock, opened: time.Now(), marks: known, marksKept: make(chan struct{}),
+		opts: opts, lock: lock, opened: time.Now(), rows: rows, marks: known, marksKept: make(chan struct{}),
 		logs:      logstore.NewShared(opts.EntryCacheBytes),
 		snapshots: semaphore.NewWeighted(2),
 		pace:      transport.NewPace(opts.SnapshotSendBytesPerSecond),
@@ -127,9 +133,50 @@ func Open(opts Options) (*Store, error) {
 	}, s.marks)
 	s.heartbeats = transport.NewHeartbeats(s.port.Layer(peer.ServerGroup, serverMember{s}), opts.Logger)
 	s.wg.Go(s.watchDisk)
+	s.wg.Go(s.compactRows)
 	s.wg.Go(func() { s.timers.Run(s.stop) })
 	go s.keepMarks()
 	return s, nil
+}
+
+// openRows opens the shared log. It removes the logs of replicas that left, which a crash may have kept.
+func openRows(opts *Options, reg *registry.Registry) (*raftlog.Shared, error) {
+	rows, err := raftlog.OpenShared(opts.FS, filepath.Join(opts.Dir, rowsDir), opts.Cluster, opts.Node,
+		opts.SegmentSizeBytes, opts.Logger)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range rows.Owners() {
+		if rec, _ := reg.Group(o.Group); rec.Replica == o.Replica && rec.State != registry.Removed {
+			continue
+		}
+		if err := rows.Remove(o); err != nil {
+			return nil, errors.Join(err, rows.Close())
+		}
+	}
+	return rows, nil
+}
+
+// rowsDir is the directory of the shared log, below that of the store.
+const rowsDir = "log"
+
+// compactEvery is the time between two checks of the size of the shared log.
+const compactEvery = time.Second
+
+// compactRows keeps the shared log from growing because of a group that needs old entries.
+func (s *Store) compactRows() {
+	t := time.NewTicker(compactEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			if err := s.rows.Compact(s.stop); err != nil {
+				s.opts.Logger.Warn("the log is not compacted", "err", err)
+			}
+		case <-s.stop:
+			return
+		}
+	}
 }
 
 var groupName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,63}$`)
@@ -144,7 +191,6 @@ func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 	if cfg.Backend == "" {
 		cfg.Backend = s.opts.Backend
 	}
-	setDefault(&cfg.SegmentSizeBytes, s.opts.SegmentSizeBytes)
 	if err := s.validateGroup(&cfg); err != nil {
 		return nil, err
 	}
@@ -167,6 +213,11 @@ func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 	return g, nil
 }
 
+// owner returns the owner of the log of a replica here.
+func (s *Store) owner(id string, replica rowraft.ReplicaID) raftlog.Owner {
+	return raftlog.Owner{Cluster: s.opts.Cluster, Node: s.opts.Node, Group: id, Replica: replica}
+}
+
 func (s *Store) groupDir(id string) string { return filepath.Join(s.opts.Dir, "groups", id) }
 
 var errClosing = rowraft.Errorf(rowraft.CodeClosing, "the raft store is closing")
@@ -183,7 +234,7 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 	case cfg.Machine == nil:
 		return bad("the state machine is nil")
 	}
-	if err := raftlog.Check(s.opts.FS, cfg.Backend, cfg.SegmentSizeBytes); err != nil {
+	if err := raftlog.Check(s.opts.FS, cfg.Backend); err != nil {
 		return fmt.Errorf("group %q: %w", cfg.ID, err)
 	}
 	if cfg.Bootstrap == nil {
@@ -323,6 +374,9 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 		return nil
 	}
 	s.marks.Drop(id)
+	if err := s.rows.Remove(s.owner(id, replica)); err != nil {
+		return err
+	}
 	return vfs.RemoveAll(s.opts.FS, filepath.Join(s.opts.Dir, "groups", id))
 }
 
@@ -372,7 +426,7 @@ func (s *Store) Close() error {
 		groups = append(groups, g)
 	}
 	s.mu.Unlock()
-	errs := make([]error, len(groups)+2)
+	errs := make([]error, len(groups)+3)
 	var wg sync.WaitGroup
 	for i, g := range groups {
 		wg.Go(func() { errs[i] = g.Close() })
@@ -386,7 +440,8 @@ func (s *Store) Close() error {
 	defer cancel()
 	s.timers.Close(probed)
 	waitFor(s.marksKept, shutdownLimit/5) // longer only if the disk hangs
-	errs[len(groups)+1] = s.lock.Close()
+	errs[len(groups)+1] = s.rows.Close()
+	errs[len(groups)+2] = s.lock.Close()
 	return errors.Join(errs...)
 }
 
@@ -413,17 +468,13 @@ func (s *Store) watchDisk() {
 	}
 }
 
-// reserveBytes returns how many bytes must stay free: the configured number, but at least two log segments per group.
+// reserveBytes returns how many bytes must stay free: the configured number, but at least two log segments and what the
+// groups may have accepted and not written yet.
 func (s *Store) reserveBytes() int64 {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	segments := int64(0)
-	for _, g := range s.mu.groups {
-		if g != nil {
-			segments += 2 * int64(g.cfg.SegmentSizeBytes)
-		}
-	}
-	return max(s.opts.DiskReserveBytes, segments)
+	groups := len(s.mu.groups)
+	s.mu.Unlock()
+	return max(s.opts.DiskReserveBytes, 2*int64(s.opts.SegmentSizeBytes)+int64(groups)*s.opts.MaxPendingBytes)
 }
 
 // Disk returns the free space of the last check and the reserve. known is false before the first check and without a

@@ -1,10 +1,10 @@
 package cluster
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +14,8 @@ import (
 	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/registry"
 )
 
 // KeepShards copies the shards of a server that does not run, as they are on its disk. putBack
@@ -72,107 +74,100 @@ func WronglyRefused(logFile string, rolledBack []string) (out []string, err erro
 
 // KeptShards are the replicas of the shards of a server at one moment.
 type KeptShards struct {
-	replicas map[string]string            // group → replica
-	files    map[string]map[string][]byte // group → path in its directory → content
+	reg  registry.Content
+	disk *vfs.Mem // with a copy of the data directory
+	dir  string
 }
 
 // KeepShards copies the replicas in a data directory on disk that no process has open.
 func KeepShards(disk vfs.FS, dataDir string) (*KeptShards, error) {
-	replicas, err := shardReplicas(disk, dataDir)
+	reg, err := registry.Read(disk, filepath.Join(dataDir, "raft"))
 	if err != nil {
 		return nil, err
 	}
-	k := &KeptShards{replicas, make(map[string]map[string][]byte)}
-	for group := range replicas {
-		files := make(map[string][]byte)
-		if err := readTree(disk, groupDir(dataDir, group), "", files); err != nil {
+	k := &KeptShards{reg, vfs.NewMem(), "/kept"}
+	if err := copyTree(k.disk, rowsDir(k.dir), disk, rowsDir(dataDir)); err != nil {
+		return nil, err
+	}
+	for _, group := range shardsOf(reg) {
+		if err := copyTree(k.disk, groupDir(k.dir, group), disk, groupDir(dataDir, group)); err != nil {
 			return nil, fmt.Errorf("copy %s: %w", group, err)
 		}
-		k.files[group] = files
 	}
 	return k, nil
 }
 
-// PutBack replaces the files of the replicas that are still there, and returns which these are.
+// PutBack replaces the files and logs of the replicas that are still there, and returns which these are.
 func (k *KeptShards) PutBack(disk vfs.FS, dataDir string) (replicas []string, err error) {
-	now, err := shardReplicas(disk, dataDir)
+	now, err := registry.Read(disk, filepath.Join(dataDir, "raft"))
 	if err != nil {
 		return nil, err
 	}
-	for group, replica := range now {
-		if k.replicas[group] != replica {
+	quiet := slog.New(slog.DiscardHandler)
+	kept, err := raftlog.ReadShared(k.disk, rowsDir(k.dir), now.Cluster, now.Node, quiet)
+	if err != nil {
+		return nil, err
+	}
+	defer kept.Close()
+	rows, err := raftlog.OpenShared(disk, rowsDir(dataDir), now.Cluster, now.Node, 1<<20, quiet)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for _, group := range shardsOf(now) {
+		rec := now.Groups[group]
+		if k.reg.Groups[group].Replica != rec.Replica {
 			continue
 		}
-		replicas = append(replicas, replica)
+		replicas = append(replicas, string(rec.Replica))
 		dir := groupDir(dataDir, group)
 		if err := vfs.RemoveAll(disk, dir); err != nil {
 			return replicas, err
 		}
-		for name, b := range k.files[group] {
-			path := filepath.Join(dir, name)
-			if b == nil {
-				err = vfs.MkdirAll(disk, path)
-			} else if err = vfs.MkdirAll(disk, filepath.Dir(path)); err == nil {
-				err = vfs.WriteFile(disk, path, b)
-			}
-			if err != nil {
+		if rec.Backend == raftlog.Row {
+			owner := raftlog.Owner{Cluster: now.Cluster, Node: now.Node, Group: group, Replica: rec.Replica}
+			if err := rows.Replace(owner, kept); err != nil {
 				return replicas, err
 			}
+		}
+		if err := copyTree(disk, dir, k.disk, groupDir(k.dir, group)); err != nil {
+			return replicas, err
 		}
 	}
 	return replicas, nil
 }
 
+func rowsDir(dataDir string) string { return filepath.Join(dataDir, "raft", "log") }
+
 func groupDir(dataDir, group string) string { return filepath.Join(dataDir, "raft", "groups", group) }
 
-// shardReplicas reads which replicas of shards run in a data directory (docs/formats/snapshot-store.md).
-func shardReplicas(disk vfs.FS, dataDir string) (map[string]string, error) {
-	const head, sum = 16, 4
-	raw, err := vfs.ReadFile(disk, filepath.Join(dataDir, "raft", "registry"))
-	if err != nil {
-		return nil, err
-	}
-	if len(raw) < head+sum {
-		return nil, errors.New("the registry is cut short")
-	}
-	var body struct {
-		Groups map[string]struct{ Replica, State string } `json:"groups"`
-	}
-	if err := json.Unmarshal(raw[head:len(raw)-sum], &body); err != nil {
-		return nil, err
-	}
-	out := make(map[string]string)
-	for group, rec := range body.Groups {
-		if strings.HasPrefix(group, "shard-") && rec.State == "active" {
-			out[group] = rec.Replica
-		}
-	}
-	return out, nil
+// shardsOf returns the shards whose replicas run in a data directory.
+func shardsOf(reg registry.Content) []string {
+	return slices.DeleteFunc(reg.Active(), func(group string) bool { return !strings.HasPrefix(group, "shard-") })
 }
 
-// readTree reads the files below dir into files; a directory has nil.
-func readTree(disk vfs.FS, dir, below string, files map[string][]byte) error {
-	entries, err := disk.ReadDir(filepath.Join(dir, below))
+// copyTree copies the files below a directory, which may be missing.
+func copyTree(to vfs.FS, toDir string, from vfs.FS, fromDir string) error {
+	entries, err := from.ReadDir(fromDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = vfs.MkdirAll(to, toDir)
 	}
 	for _, e := range entries {
-		name := filepath.Join(below, e.Name())
+		if err != nil {
+			break
+		}
+		source, target := filepath.Join(fromDir, e.Name()), filepath.Join(toDir, e.Name())
 		if e.IsDir() {
-			files[name] = nil
-			if err := readTree(disk, dir, name, files); err != nil {
-				return err
-			}
+			err = copyTree(to, target, from, source)
 			continue
 		}
-		b, err := vfs.ReadFile(disk, filepath.Join(dir, name))
-		if err != nil {
-			return err
+		var b []byte
+		if b, err = vfs.ReadFile(from, source); err == nil {
+			err = vfs.WriteFile(to, target, b)
 		}
-		files[name] = append([]byte{}, b...)
 	}
-	return nil
+	return err
 }

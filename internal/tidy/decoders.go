@@ -127,6 +127,8 @@ var decoders = map[string]string{
 	"wire.ParseSegment":                        "wire.FuzzParseSegment",
 	"wire.CheckKeys":                           "wire.FuzzParseSegment",
 	"wire.CheckFinite":                         "wire.FuzzParseSegment",
+	"raftstore/raftlog.parseSection":           "raftstore/raftlog.FuzzRowLog",
+	"raftstore/raftlog.parseState":             "raftstore/raftlog.FuzzRowLog",
 }
 
 // noDecoders do what decoders do; why they need no target.

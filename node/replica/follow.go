@@ -48,16 +48,12 @@ func (h *Host) startReplicas(m *clustermap.Map, g *errgroup.Group) error {
 		if !here || h.replica(s.ID) != nil || h.store.Removed(groupName(s.ID), r.ID) {
 			continue
 		}
-		segment := h.opts.LogSegmentBytes
-		if segment == 0 {
-			segment = segmentSize(m, r.Node)
-		}
 		g.Go(func() error {
 			begin := time.Now()
 			if fenced, err := h.fences.recall(s.ID, r.ID); err != nil || fenced {
 				return err
 			}
-			rep, err := h.openReplica(m, s, r, segment)
+			rep, err := h.openReplica(m, s, r)
 			if rowraft.CodeOf(err) == rowraft.CodeFenced { // its disk was rolled back
 				return h.fenceUnopened(s.ID, r.ID, err)
 			}

@@ -2,7 +2,6 @@ package replica
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -23,7 +22,7 @@ func newHost(t *testing.T, opts Options) *Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts.Node, opts.FS, opts.DataDir, opts.LogSegmentBytes = "me", vfs.OS, t.TempDir(), 1<<20
+	opts.Node, opts.FS, opts.DataDir = "me", vfs.OS, t.TempDir()
 	opts.Logger = slog.New(slog.DiscardHandler)
 	if opts.MayLog == nil {
 		opts.MayLog = func(rowraft.ShardID, rowraft.FormatVersion) error { return nil }
@@ -176,23 +175,5 @@ func TestADeletionLeavesTheColdRowsOfTheNextReplica(t *testing.T) {
 	follow(t, h, next)
 	if _, err := os.Stat(rows); err != nil || h.running() != "m2" {
 		t.Errorf("the rows of replica %q: %v", h.running(), err)
-	}
-}
-
-// Each group keeps free segments: with many groups the segments are small.
-func TestSegmentsOfAllGroupsAreBounded(t *testing.T) {
-	for _, tc := range []struct{ shards, want int }{{1, 64 << 20}, {8, 64 << 20}, {32, 16 << 20}, {64, 8 << 20},
-		{256, 8 << 20}} {
-		m := &clustermap.Map{}
-		for s := range tc.shards {
-			m.Shards = append(m.Shards, clustermap.Shard{Replicas: []clustermap.Replica{{Node: "a"},
-				{Node: rowraft.NodeID(fmt.Sprint(s))}}})
-		}
-		if got := segmentSize(m, "a"); got != tc.want {
-			t.Errorf("with %d replicas a segment has %d bytes, want %d", tc.shards, got, tc.want)
-		}
-		if got := segmentSize(m, "0"); got != 64<<20 {
-			t.Errorf("with one replica of %d shards a segment has %d bytes", tc.shards, got)
-		}
 	}
 }

@@ -32,8 +32,6 @@ type Options struct {
 	Node    rowraft.NodeID // this server
 	FS      vfs.FS
 	DataDir string // the host records fences in it
-	// LogSegmentBytes is the size of a shard's log files; 0: by the number of replicas on the server.
-	LogSegmentBytes int
 
 	ProofEvery          time.Duration // see node.Config
 	SweepEvery          time.Duration

@@ -131,8 +131,7 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 }
 
 // openReplica starts the group of one shard as the map describes it.
-func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clustermap.Replica,
-	segmentBytes int) (*replica, error) {
+func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clustermap.Replica) (*replica, error) {
 	cold, err := h.openColdDir(s.ID)
 	if err != nil {
 		return nil, err
@@ -171,7 +170,7 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 			r.noticeFence()
 		},
 
-		SegmentSizeBytes: segmentBytes, Stages: &h.stages,
+		Stages: &h.stages,
 	})
 	if err != nil {
 		r.cancel()
@@ -182,18 +181,6 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	r.packer = packer.New(r.group, r.header, machine.Sums, &h.queued)
 	close(r.opened)
 	return r, nil
-}
-
-// segmentSize returns the size of the log files of each replica on a node. It keeps the free segments of
-// all groups together at about half a GiB.
-func segmentSize(m *clustermap.Map, node rowraft.NodeID) int {
-	replicas := 0
-	for _, s := range m.Shards {
-		if _, here := s.On(node); here {
-			replicas++
-		}
-	}
-	return max(8<<20, min(64<<20, 512<<20/max(replicas, 1)))
 }
 
 func groupName(s rowraft.ShardID) string { return fmt.Sprintf("shard-%d", s) }

@@ -18,7 +18,7 @@ import (
 func logOf(t *testing.T, first, last uint64) *Group {
 	t.Helper()
 	l, err := raftlog.Open(vfs.OS, raftlog.Bolt, t.TempDir(), raftlog.Owner{Cluster: "c1", Node: "n1", Group: "shard-0",
-		Replica: "r1"}, raftlog.MinSegmentBytes, slog.New(slog.DiscardHandler))
+		Replica: "r1"}, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

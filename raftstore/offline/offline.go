@@ -23,14 +23,15 @@ import (
 )
 
 // Store reads the store of a node that is not running. It holds the store's lock, so that no server starts on the
-// directory. It changes nothing there: it opens logs on copies, because opening a log repairs its tail. Not safe for
-// concurrent use.
+// directory. It changes nothing there: it opens META and the log of backend Bolt on copies, because opening them
+// writes. Not safe for concurrent use.
 type Store struct {
 	disk    vfs.FS
 	dir     string
 	lock    io.Closer
 	reg     registry.Content
-	scratch string // copies of logs, removed by Close
+	scratch string // copies of META and of logs of backend Bolt, removed by Close
+	rows    *raftlog.Shared
 	groups  []*Group
 }
 
@@ -46,6 +47,10 @@ func Open(disk vfs.FS, dir string) (*Store, error) {
 	o := &Store{disk: disk, dir: dir, lock: lock}
 	if o.reg, err = registry.Read(disk, dir); err == nil {
 		o.scratch, err = os.MkdirTemp("", "rowraft-log-")
+	}
+	if err == nil {
+		o.rows, err = raftlog.ReadShared(disk, filepath.Join(dir, "log"), o.reg.Cluster, o.reg.Node,
+			slog.New(slog.DiscardHandler))
 	}
 	if err != nil {
 		return nil, errors.Join(err, o.Close())
@@ -80,6 +85,9 @@ func (o *Store) Close() error {
 	var errs []error
 	for _, g := range o.groups {
 		errs = append(errs, g.log.Close())
+	}
+	if o.rows != nil {
+		errs = append(errs, o.rows.Close())
 	}
 	if o.scratch != "" {
 		errs = append(errs, os.RemoveAll(o.scratch))
@@ -166,7 +174,7 @@ func (o *Store) Group(id string) (*Group, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	var err error
 	if g.log, err = raftlog.Open(vfs.OS, rec.Backend, scratch, raftlog.Owner{Cluster: o.reg.Cluster, Node: o.reg.Node,
-		Group: id, Replica: rec.Replica}, raftlog.MinSegmentBytes, quiet); err != nil {
+		Group: id, Replica: rec.Replica}, o.rows, quiet); err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeIdentity {
 			return nil, fmt.Errorf("group %s: %w", id, err)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
 	"github.com/rowraft/rowraft/raftstore/entry"
@@ -30,7 +31,13 @@ func (m logModel) clone() logModel {
 
 // logLife is what was acknowledged of a log, and what the operation that was under
 // way would have made of it.
-type logLife struct{ done, pending logModel }
+type logLife struct {
+	done, pending logModel
+	removed       bool // its removal began
+}
+
+// crashLives are the lives of the groups of one shared log.
+type crashLives [2]logLife
 
 // logWriter applies each operation to a log and to its model.
 type logWriter struct {
@@ -49,7 +56,10 @@ func (w logWriter) do(edit func(*logModel), op func() error) error {
 	return nil
 }
 
-const crashEntryBytes = 9 << 10 // seven to a segment of 64 KiB
+const (
+	crashEntryBytes   = 1 << 10
+	crashSegmentBytes = segmentStart + 7*crashEntryBytes // six entries
+)
 
 func crashEntry(index, term uint64) *raft.Log {
 	data := bytes.Repeat(binary.LittleEndian.AppendUint64(nil, index<<8|term), crashEntryBytes/8)
@@ -101,79 +111,199 @@ func (w logWriter) set(key, value string) error {
 	return w.do(func(m *logModel) { m.vote[key] = value }, func() error { return w.Set([]byte(key), []byte(value)) })
 }
 
-func openCrashLog(disk vfs.FS) (Log, error) {
-	if err := vfs.MkdirAll(disk, "/log"); err != nil {
-		return nil, err
-	}
-	return Open(disk, Row, "/log", testOwner, 64<<10, slog.New(slog.DiscardHandler))
+// crashLogs is a shared log with its groups.
+type crashLogs struct {
+	shared *Shared
+	groups [len(crashLives{})]logWriter
+	lives  *crashLives
+	disk   vfs.FS
 }
 
-func logScript() vfstest.Script[logLife] {
-	empty := func() logModel { return logModel{terms: map[uint64]uint64{}, vote: map[string]string{}} }
-	return vfstest.Script[logLife]{
-		Seeds: 5,
-		Run: func(disk vfs.FS, acked *logLife) error {
-			acked.done, acked.pending = empty(), empty()
-			b, err := openCrashLog(disk)
+func crashOwner(i int) Owner {
+	o := testOwner
+	o.Group, o.Replica = fmt.Sprint("shard-", i), rowraft.ReplicaID(fmt.Sprint("r-", i))
+	return o
+}
+
+func crashDir(i int) string { return fmt.Sprint("/group", i) }
+
+func openCrashLogs(disk vfs.FS, lives *crashLives) (_ *crashLogs, err error) {
+	for i := range lives {
+		if l := &lives[i]; l.done.terms == nil {
+			l.done = logModel{terms: map[uint64]uint64{}, vote: map[string]string{}}
+			l.pending = l.done
+		}
+	}
+	c := &crashLogs{lives: lives, disk: disk}
+	if c.shared, err = OpenShared(disk, "/log", testOwner.Cluster, testOwner.Node, 64<<10,
+		slog.New(slog.DiscardHandler)); err != nil {
+		return nil, err
+	}
+	c.shared.slack, c.shared.size = 1, crashSegmentBytes
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	for i := range lives {
+		if err := c.open(i); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// open opens a group. It completes a removal, as the registry of a store does.
+func (c *crashLogs) open(i int) error {
+	life := &c.lives[i]
+	if life.removed {
+		if err := c.remove(i); err != nil {
+			return err
+		}
+	}
+	if err := vfs.MkdirAll(c.disk, crashDir(i)); err != nil {
+		return err
+	}
+	l, err := Open(c.disk, Row, crashDir(i), crashOwner(i), c.shared, slog.New(slog.DiscardHandler))
+	c.groups[i] = logWriter{l, life}
+	return err
+}
+
+// remove removes a group, which is not open.
+func (c *crashLogs) remove(i int) error {
+	c.lives[i].removed = true
+	if err := c.shared.Remove(crashOwner(i)); err != nil {
+		return err
+	}
+	if err := vfs.RemoveAll(c.disk, crashDir(i)); err != nil {
+		return err
+	}
+	if err := c.disk.SyncDir("/"); err != nil {
+		return err
+	}
+	c.lives[i] = logLife{}
+	c.lives[i].done = logModel{terms: map[uint64]uint64{}, vote: map[string]string{}}
+	c.lives[i].pending = c.lives[i].done
+	return nil
+}
+
+func (c *crashLogs) Close() error {
+	var errs []error
+	for _, g := range c.groups {
+		if g.Log != nil {
+			errs = append(errs, g.Log.Close())
+		}
+	}
+	return errors.Join(append(errs, c.shared.Close())...)
+}
+
+// read makes the lives what the logs hold, if that is what was acknowledged or under way.
+func (c *crashLogs) read() error {
+	for i, g := range c.groups {
+		found, err := readLog(g.Log, *g.life)
+		if err != nil {
+			return fmt.Errorf("group %d: %w", i, err)
+		}
+		*g.life = logLife{done: found, pending: found}
+	}
+	return nil
+}
+
+// together appends n entries to the first groups in one batch.
+func (c *crashLogs) together(term, n uint64, groups int) error {
+	var batch []*change
+	for i := range groups {
+		g := c.groups[i]
+		from := g.life.done.last + 1
+		g.life.pending = g.life.done.clone()
+		m := &g.life.pending
+		var logs []*raft.Log
+		for k := from; k < from+n; k++ {
+			logs = append(logs, crashEntry(k, term))
+			m.terms[k] = term
+		}
+		if m.last == 0 {
+			m.first = from
+		}
+		m.last = from + n - 1
+		group := g.Log.(*rowLog).group
+		group.write.change.entries(group, sectionEntries, logs)
+		batch = append(batch, &group.write.change)
+	}
+	if err := c.shared.write(batch); err != nil {
+		return err
+	}
+	for i := range groups {
+		c.groups[i].life.done = c.groups[i].life.pending
+	}
+	return nil
+}
+
+func logScript() vfstest.Script[crashLives] {
+	return vfstest.Script[crashLives]{
+		Seeds: 3,
+		Run: func(disk vfs.FS, acked *crashLives) error {
+			c, err := openCrashLogs(disk, acked)
 			if err != nil {
 				return err
 			}
-			w := logWriter{b, acked}
-			err = lifeOfALog(w)
-			return errors.Join(err, b.Close())
+			return errors.Join(lifeOfLogs(c), c.Close())
 		},
-		Check: func(disk vfs.FS, acked logLife) (logLife, error) {
-			if acked.done.terms == nil {
-				acked.done, acked.pending = empty(), empty()
-			}
-			b, err := openCrashLog(disk)
+		Check: func(disk vfs.FS, acked crashLives) (crashLives, error) {
+			c, err := openCrashLogs(disk, &acked)
 			if err != nil {
 				return acked, err
 			}
-			found, err := readLog(b, acked)
-			if err != nil {
-				return acked, errors.Join(err, b.Close())
+			if err = c.read(); err == nil {
+				err = c.groups[0].set("CurrentTerm", acked[0].done.vote["CurrentTerm"])
 			}
-			next := logLife{found, found}
-			w := logWriter{b, &next}
-			if err = w.set("CurrentTerm", found.vote["CurrentTerm"]); err == nil {
-				err = w.append(9, 2)
+			if err == nil {
+				err = c.together(9, 1, 2)
 			}
-			return next, errors.Join(err, b.Close())
+			return acked, errors.Join(err, c.Close())
 		},
 	}
 }
 
-// lifeOfALog votes, appends over several segments, cuts both ends, clears the log
-// as the installation of a snapshot does, and continues after the gap.
-func lifeOfALog(w logWriter) error {
-	for _, step := range []func() error{
+// lifeOfLogs votes, appends over several segments, cuts both ends, clears a log as the installation of a snapshot does,
+// continues after the gap, copies what a slow group needs out of old segments, and replaces a replica.
+func lifeOfLogs(c *crashLogs) error {
+	w, slow := c.groups[0], c.groups[1]
+	for i, step := range []func() error{
 		func() error { return w.set("CurrentTerm", "1") },
-		func() error { return w.set("LastVoteTerm", "1") },
 		func() error { return w.set("LastVoteCand", "b") },
+		func() error { return slow.append(1, 2) },
 		func() error { return w.append(1, 1) },
-		func() error { return w.append(1, 4) },
-		func() error { return w.append(1, 5) }, // seals the first segment
-		func() error { return w.set("CurrentTerm", "2") },
-		func() error { return w.append(1, 8) },
-		func() error { return w.cutTail(17) },
-		func() error { return w.append(2, 3) },
+		func() error { return c.together(1, 1, 2) },
+		func() error { return w.append(1, 3) }, // in the second segment
+		func() error { return w.append(1, 5) },
+		func() error { return slow.cutTail(3) },
+		func() error { return slow.append(2, 1) },
 		func() error { return w.cutTail(5) }, // over a whole segment
-		func() error { return w.append(3, 9) },
+		func() error { return w.append(3, 3) },
 		func() error { return w.cutHead(2) },
+		func() error { return w.append(3, 6) },
 		func() error { return w.cutHeadOnly(10) },
-		func() error { return w.append(3, 1) },
-		w.Reclaim,
+		func() error { return c.shared.Compact(nil) },
+		func() error {
+			if n := c.shared.mu.segments[0].number; n < 3 {
+				return fmt.Errorf("the oldest segment is %d after it was copied", n)
+			}
+			return w.append(3, 1)
+		},
+		func() error { return slow.cutTail(2) }, // a copy
+		func() error { return c.together(4, 1, 2) },
+		func() error { return errors.Join(slow.Log.Close(), c.remove(1), c.open(1)) },
 		func() error {
 			return w.do(func(m *logModel) { m.first, m.last = 0, 0 },
 				func() error { return w.cut(w.life.done.first, w.life.done.last) })
 		},
 		func() error { return w.appendBehindGap(4) },
-		func() error { return w.append(4, 2) },
+		func() error { return c.together(4, 1, 2) },
 		func() error { return w.set("CurrentTerm", "4") }, // and nothing else after it
 	} {
 		if err := step(); err != nil {
-			return err
+			return fmt.Errorf("step %d: %w", i, err)
 		}
 	}
 	return nil
@@ -245,8 +375,9 @@ func (m logModel) String() string {
 
 func TestCrashAtEachStepOfTheLog(t *testing.T) {
 	vfstest.Crashes(t, logScript(), map[string]string{
-		"raftstore/raftlog.(*metaStore).replaceLocked: syncdir": "the log syncs the directory after it, before it is used; " +
-			"that of one which grows is missed elsewhere",
+		"raftstore/raftlog.(*metaStore).replaceLocked: syncdir log": "the log syncs the directory after it, before it is " +
+			"used",
+		"raftstore/raftlog.OpenShared: syncdir /": "the test syncs it for the groups",
 	})
 }
 

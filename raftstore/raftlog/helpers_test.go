@@ -2,6 +2,7 @@ package raftlog
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"testing"
@@ -21,9 +22,32 @@ func sealedEntry(t testing.TB, index, term uint64, data []byte) *raft.Log {
 	return l
 }
 
-func openTestRowLog(t testing.TB, disk vfs.FS) *rowLog {
+// testRowLog is the log of testOwner in a shared log that it owns.
+type testRowLog struct{ *rowLog }
+
+func (l testRowLog) Close() error { return errors.Join(l.rowLog.Close(), l.shared.Close()) }
+
+// tryTestRowLog opens the shared log in /log, and in it the log of testOwner, whose META is in /group.
+func tryTestRowLog(disk vfs.FS) (testRowLog, error) {
+	quiet := slog.New(slog.DiscardHandler)
+	if err := vfs.MkdirAll(disk, "/group"); err != nil {
+		return testRowLog{}, err
+	}
+	shared, err := OpenShared(disk, "/log", testOwner.Cluster, testOwner.Node, MinSegmentBytes, quiet)
+	if err != nil {
+		return testRowLog{}, err
+	}
+	shared.size = 16 << 10
+	l, err := shared.openGroup(disk, "/group", testOwner, quiet)
+	if err != nil {
+		return testRowLog{}, errors.Join(err, shared.Close())
+	}
+	return testRowLog{l}, nil
+}
+
+func openTestRowLog(t testing.TB, disk vfs.FS) testRowLog {
 	t.Helper()
-	l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
+	l, err := tryTestRowLog(disk)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,9 +59,6 @@ func openTestRowLog(t testing.TB, disk vfs.FS) *rowLog {
 func smallRowLog(t testing.TB) (*vfs.Mem, map[uint64]*raft.Log) {
 	t.Helper()
 	disk := vfs.NewMem()
-	if err := vfs.MkdirAll(disk, "/log"); err != nil {
-		t.Fatal(err)
-	}
 	l := openTestRowLog(t, disk)
 	want := map[uint64]*raft.Log{}
 	for next := uint64(1); next <= 24; {
@@ -51,7 +72,7 @@ func smallRowLog(t testing.TB) (*vfs.Mem, map[uint64]*raft.Log) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.DeleteRange(1, 12); err != nil {
+	if err := errors.Join(l.DeleteRange(1, 12), l.Reclaim()); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.Close(); err != nil {
@@ -93,5 +114,25 @@ func overwrite(t testing.TB, disk vfs.FS, name string, at int, b []byte) {
 	}
 	if err := f.Sync(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// serverOwner is the owner of the shared log in testdata.
+var serverOwner = Owner{Cluster: testOwner.Cluster, Node: testOwner.Node}
+
+// putMetas makes the META of the shared log in /log and of the group in /group.
+func putMetas(t testing.TB, disk vfs.FS) {
+	t.Helper()
+	for dir, owner := range map[string]Owner{"/log": serverOwner, "/group": testOwner} {
+		if err := vfs.MkdirAll(disk, dir); err != nil {
+			t.Fatal(err)
+		}
+		s := newMetaStore(disk, owner, slog.New(slog.DiscardHandler))
+		if _, err := s.Load(dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

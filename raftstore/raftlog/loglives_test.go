@@ -1,6 +1,7 @@
 package raftlog
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -14,11 +15,9 @@ import (
 func TestLogsLiveThroughManyCrashes(t *testing.T) {
 	for seed := range uint64(120) {
 		r := rand.New(rand.NewPCG(seed, 0x6c69766573))
-		disk, acked := vfs.NewMem(), logLife{}
-		acked.done = logModel{terms: map[uint64]uint64{}, vote: map[string]string{}}
-		acked.pending = acked.done
+		disk, acked := vfs.NewMem(), crashLives{}
 		for term := range uint64(12) {
-			next, err := logOfChance(disk, &acked, term+1, r)
+			next, err := logsOfChance(disk, &acked, term+1, r)
 			if err != nil {
 				t.Fatalf("seed %d, life %d: %v", seed, term, err)
 			}
@@ -70,20 +69,28 @@ func newMortal(mem *vfs.Mem, r *rand.Rand) *mortal {
 	return m
 }
 
-// logOfChance opens the log, checks it, and makes random operations of r until the disk fails.
+// logsOfChance opens the logs, checks them, and makes random operations of r until the disk fails.
 // It returns what is left of the disk.
-func logOfChance(mem *vfs.Mem, acked *logLife, term uint64, r *rand.Rand) (*vfs.Mem, error) {
+func logsOfChance(mem *vfs.Mem, acked *crashLives, term uint64, r *rand.Rand) (*vfs.Mem, error) {
 	disk := newMortal(mem, r)
-	b, err := openCrashLog(disk)
+	c, err := openCrashLogs(disk, acked)
 	if err == nil {
-		var found logModel
-		if found, err = readLog(b, *acked); err == nil {
-			*acked = logLife{found, found}
-		}
+		err = c.read()
 		for err == nil && disk.left() == nil {
-			err = logWriter{b, acked}.chance(term, r)
+			switch k := r.IntN(20); {
+			case k == 0:
+				err = c.shared.Compact(nil)
+			case k == 1:
+				if err = errors.Join(c.groups[1].Close(), c.remove(1)); err == nil {
+					err = c.open(1)
+				}
+			case k < 8:
+				err = c.together(term, 1+r.Uint64N(3), 1+r.IntN(len(acked)))
+			default:
+				err = c.groups[r.IntN(len(acked))].chance(term, r)
+			}
 		}
-		b.Close()
+		c.Close()
 	}
 	if disk.failed && err != nil {
 		disk.end()

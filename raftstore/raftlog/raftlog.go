@@ -31,14 +31,14 @@ type Log interface {
 	Close() error
 }
 
-// Segments of backend Row are between these sizes.
+// Segments of a Shared are between these sizes.
 const (
 	MinSegmentBytes = 64 << 10
 	MaxSegmentBytes = 1 << 30
 )
 
 // Check returns an error with CodeInvalidArgument if a log cannot be kept on disk as the arguments say.
-func Check(disk vfs.FS, backend string, segmentSizeBytes int) error {
+func Check(disk vfs.FS, backend string) error {
 	switch {
 	case backend == Bolt && disk != vfs.OS:
 		// bbolt maps its file into memory, which a vfs.FS cannot provide.
@@ -47,9 +47,6 @@ func Check(disk vfs.FS, backend string, segmentSizeBytes int) error {
 	case backend != Row && backend != Bolt:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want one of %s", backend,
 			strings.Join(Backends, ", "))
-	case segmentSizeBytes < MinSegmentBytes || segmentSizeBytes > MaxSegmentBytes:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log segments of %d bytes: want %d to %d", segmentSizeBytes,
-			MinSegmentBytes, MaxSegmentBytes)
 	}
 	return nil
 }
@@ -63,16 +60,20 @@ func Files(backend string) []string {
 	return []string{metaName}
 }
 
-// Open opens or creates the log of owner in dir. It refuses a log of another owner before it reads an entry.
-// segmentSizeBytes is the size at which backend Row begins another segment.
+// Open opens or creates the log of owner. Its META is in dir of disk; for backend Row, its entries are in shared. It
+// refuses a log of another owner before it reads an entry.
 //
 // Errors: CodeInvalidArgument, CodeCorrupt, CodeIdentity, CodeVersionTooNew.
-func Open(disk vfs.FS, backend, dir string, owner Owner, segmentSizeBytes int, logger *slog.Logger) (Log, error) {
-	if err := Check(disk, backend, segmentSizeBytes); err != nil {
+func Open(disk vfs.FS, backend, dir string, owner Owner, shared *Shared, logger *slog.Logger) (Log, error) {
+	if err := Check(disk, backend); err != nil {
 		return nil, err
 	}
 	if backend == Bolt {
 		return openBoltLog(disk, dir, owner, logger)
 	}
-	return openRowLog(disk, dir, owner, segmentSizeBytes, logger)
+	l, err := shared.openGroup(disk, dir, owner, logger)
+	if err != nil { // not a Log that is a nil pointer
+		return nil, err
+	}
+	return l, nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
-	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -77,7 +76,7 @@ func TestRowLogFindsEachFlippedBit(t *testing.T) {
 // whether an entry is; it fails t for any that reads as another.
 func readRowLog(t *testing.T, disk vfs.FS, want map[uint64]*raft.Log) (last uint64, bad bool) {
 	t.Helper()
-	l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
+	l, err := tryTestRowLog(disk)
 	if err != nil {
 		if rowraft.CodeOf(err) != rowraft.CodeCorrupt && rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
 			t.Errorf("%v, want CodeCorrupt", err)
@@ -105,9 +104,6 @@ func readRowLog(t *testing.T, disk vfs.FS, want map[uint64]*raft.Log) (last uint
 // Entries are read while the head is cut and the segments under them are used again.
 func TestRowLogReadsWhileSegmentsGo(t *testing.T) {
 	disk := vfs.NewMem()
-	if err := vfs.MkdirAll(disk, "/log"); err != nil {
-		t.Fatal(err)
-	}
 	l := openTestRowLog(t, disk)
 	defer l.Close()
 	var wg sync.WaitGroup
@@ -170,9 +166,6 @@ func (d slowRename) Rename(from, to string) error {
 // Appends, which begin segments, reads and another cut do not wait while the disk is slow to release cut segments.
 func TestRowLogAppendsWhileSegmentsGo(t *testing.T) {
 	disk := slowRename{vfs.NewMem(), make(chan struct{}, 100), make(chan struct{})}
-	if err := vfs.MkdirAll(disk, "/log"); err != nil {
-		t.Fatal(err)
-	}
 	l := openTestRowLog(t, disk)
 	defer l.Close()
 	store := func(from, to uint64) {
@@ -199,7 +192,7 @@ func TestRowLogAppendsWhileSegmentsGo(t *testing.T) {
 	if err := <-reclaimed; err != nil {
 		t.Error(err)
 	}
-	if n, want := len(segmentFiles(t, disk)), len(l.mu.segments); n != want {
+	if n, want := len(segmentFiles(t, disk)), len(l.shared.mu.segments); n != want {
 		t.Errorf("%d segment files, and the log has %d segments", n, want)
 	}
 }
@@ -252,9 +245,7 @@ func TestRowLogRefusesWhatLeavesAGap(t *testing.T) {
 // testdata/rowlog was written by rowlog.py from docs/formats/log.md.
 func TestRowLogGoldenBytes(t *testing.T) {
 	disk := vfs.NewMem()
-	if err := vfs.MkdirAll(disk, "/log"); err != nil {
-		t.Fatal(err)
-	}
+	putMetas(t, disk)
 	golden, err := os.ReadDir("testdata/rowlog")
 	if err != nil || len(golden) != 2 {
 		t.Fatalf("%d golden files, %v", len(golden), err)
@@ -290,33 +281,60 @@ func TestRowLogGoldenBytes(t *testing.T) {
 	if first, _ := l.FirstIndex(); first != 13 {
 		t.Errorf("first entry %d, want 13", first)
 	}
+	if owners := l.shared.Owners(); len(owners) != 1 {
+		t.Errorf("groups %v, want that of %v", owners, testOwner)
+	}
+	if p := l.group.places[0]; p.segment != 4 {
+		t.Errorf("entry 13 is at %+v, and its copy in segment 4", p)
+	}
 
 	// The same is written.
 	want, err := os.ReadFile("testdata/rowlog/0000000000000003.seg")
 	if err != nil {
 		t.Fatal(err)
 	}
-	noop := sealedEntry(t, 14, 2, nil)
-	noop.Type, noop.Extensions = raft.LogNoop, entry.Seal(nil)
-	if err := entry.Complete(noop); err != nil {
-		t.Fatal(err)
+	noop := func(index, term uint64) *raft.Log {
+		l := &raft.Log{Index: index, Term: term, Type: raft.LogNoop, Extensions: entry.Seal(nil)}
+		if err := entry.Complete(l); err != nil {
+			t.Fatal(err)
+		}
+		return l
 	}
 	thirteen, fourteen := sealedEntry(t, 13, 2, []byte("thirteen")), sealedEntry(t, 14, 3, []byte("fourteen, again"))
 	thirteen.AppendedAt, fourteen.AppendedAt = at, at
 	const salt = 0x0123456789ABCDEF
 	got := make([]byte, segmentStart)
-	h := rowSegmentHeader{number: 3, batch: 7, salt: salt, first: 10, last: 12, owner: testOwner}.encode()
+	h := rowSegmentHeader{number: 3, batch: 7, salt: salt, owner: serverOwner}.encode()
 	copy(got, h)
 	copy(got[segmentHeadCopy:], h)
-	var b batch
-	for i, lay := range []func(){
-		func() { b.entries([]*raft.Log{thirteen, noop}) },
-		func() { b.cut(13, 13) },
-		func() { b.entries([]*raft.Log{fourteen}) },
+	one := &rowGroup{tag: testOwner.tag(), owner: testOwner, seq: 5, first: 10, last: 12}
+	other := testOwner
+	other.Group, other.Replica = "shard-1", "r-shard-1"
+	two := &rowGroup{tag: other.tag(), owner: other}
+	s := &Shared{}
+	s.mu.groups = map[uint64]*rowGroup{one.tag: one}
+	s.writer.batch, s.writer.state = 7, true
+	for _, lay := range [][2]func(*change){
+		{func(c *change) { c.entries(one, sectionEntries, []*raft.Log{thirteen, noop(14, 2)}) },
+			func(c *change) { c.body(two, sectionBegin, pad8(other.encode())) }},
+		{func(c *change) { c.cut(one, 13, 13) }, func(c *change) { c.entries(two, sectionEntries, []*raft.Log{noop(1, 1)}) }},
+		{func(c *change) { c.entries(one, sectionEntries, []*raft.Log{fourteen}) }},
 	} {
-		lay()
-		b.stamp(uint64(7+i), testOwner.tag(), salt)
-		got = append(got, b.buf...)
+		var batch []*change
+		for _, f := range lay {
+			if f != nil {
+				c := &change{}
+				f(c)
+				batch = append(batch, c)
+			}
+		}
+		for _, b := range s.lay(&rowSegment{salt: salt}, batch) {
+			got = append(got, b...)
+		}
+		for _, c := range batch {
+			c.group.seq++
+		}
+		s.writer.batch, s.writer.state = s.writer.batch+1, false
 	}
 	if !bytes.Equal(got, want) {
 		t.Errorf("wrote\n%x\nwant\n%x", got[segmentStart:], want[segmentStart:])
@@ -335,15 +353,13 @@ func FuzzRowLog(f *testing.F) {
 	f.Add([]byte{}, uint16(0))
 	f.Fuzz(func(t *testing.T, batches []byte, flip uint16) {
 		disk := vfs.NewMem()
-		if err := vfs.MkdirAll(disk, "/log"); err != nil {
-			t.Fatal(err)
-		}
+		putMetas(t, disk)
 		data := bytes.Clone(append(golden[:segmentStart:segmentStart], fixBatches(batches, 0x0123456789ABCDEF)...))
 		if flip > 0 {
 			data[int(flip)%len(data)] ^= 1 << (flip % 8)
 		}
 		putFile(t, disk, "/log/"+segmentName(3, segmentExt), data)
-		l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
+		l, err := tryTestRowLog(disk)
 		if err != nil {
 			if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeIdentity &&
 				c != rowraft.CodeVersionTooNew {
@@ -392,19 +408,25 @@ func fixBatches(b []byte, salt uint64) []byte {
 }
 
 // sumOfHeads is the CRC of the batch that b begins with, as far as it is there.
-func sumOfHeads(b []byte, h batchHead, salt uint64) uint32 {
-	sum := batchCRC(salt, b)
-	if h.kind == batchCut {
-		return crc32.Update(sum, castagnoli, b[batchHeadBytes:min(len(b), batchHeadBytes+cutBytes)])
-	}
-	at := uint64(batchHeadBytes)
-	for range h.count {
-		if at+entry.HeadBytes > uint64(len(b)) {
-			break
+func sumOfHeads(b []byte, h batchHead, salt uint64) (sum uint32) {
+	add := func(from, to int) {
+		if from < to && to <= len(b) {
+			sum = crc32.Update(sum, castagnoli, b[from:to])
 		}
-		sum = crc32.Update(sum, castagnoli, b[at:at+entry.HeadBytes])
-		at += batchBytes(entry.ParseHead(b[at:]))
 	}
+	sum = batchCRC(salt, b)
+	in := &window{file: bytes.NewReader(b)}
+	_, _ = in.sections(0, h, func(s section, body int64) (bool, error) {
+		add(int(body)-sectionHeadBytes, int(body))
+		if !s.hasEntries() {
+			add(int(body), int(body)+int(s.length))
+			return true, nil
+		}
+		return in.entries(s, body, func(at int64, _ entry.Head) (bool, error) {
+			add(int(at), int(at)+entry.HeadBytes)
+			return true, nil
+		})
+	})
 	return sum
 }
 
@@ -412,9 +434,6 @@ func sumOfHeads(b []byte, h batchHead, salt uint64) uint32 {
 // its own.
 func TestRowLogForgetsATornAppend(t *testing.T) {
 	disk := vfs.NewMem()
-	if err := vfs.MkdirAll(disk, "/log"); err != nil {
-		t.Fatal(err)
-	}
 	l := openTestRowLog(t, disk)
 	store := func(index, term uint64, size int) {
 		t.Helper()
@@ -434,7 +453,7 @@ func TestRowLogForgetsATornAppend(t *testing.T) {
 		}
 	}
 	store(1, 1, 1000)
-	torn := l.write.end
+	torn := l.shared.writer.end
 	store(2, 1, 1000)
 	overwrite(t, disk, segmentFiles(t, disk)[0], int(torn)+batchHeadBytes+entry.HeadBytes, make([]byte, 1000))
 
@@ -447,7 +466,7 @@ func TestRowLogForgetsATornAppend(t *testing.T) {
 	if err := faulty.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Path: "*.seg", Err: "EIO"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openRowLog(faulty, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler)); !errors.Is(err,
+	if _, err := tryTestRowLog(faulty); !errors.Is(err,
 		syscall.EIO) {
 		t.Fatalf("a log whose sync fails opens: %v", err)
 	}
@@ -528,9 +547,6 @@ func TestRowLogPowerLossInAUsedSegment(t *testing.T) {
 func appendToAUsedSegment(t *testing.T, before func(*vfs.Faulty, *vfs.Mem)) (last uint64, want map[uint64]*raft.Log) {
 	t.Helper()
 	mem := vfs.NewMem()
-	if err := vfs.MkdirAll(mem, "/log"); err != nil {
-		t.Fatal(err)
-	}
 	disk := vfs.NewFaulty(mem)
 	l := openTestRowLog(t, disk)
 	defer l.Close()
@@ -550,8 +566,8 @@ func appendToAUsedSegment(t *testing.T, before func(*vfs.Faulty, *vfs.Mem)) (las
 	if err == nil {
 		err = errors.Join(l.DeleteRange(1, last-4), l.Reclaim())
 	}
-	if err != nil || len(l.write.free) == 0 {
-		t.Fatalf("%d segments went, %v", len(l.write.free), err)
+	if err != nil || len(l.shared.writer.free) == 0 {
+		t.Fatalf("%d segments went, %v", len(l.shared.writer.free), err)
 	}
 	before(disk, mem)
 	if err := store(8000); err != nil && !errors.Is(err, vfs.ErrCrashed) {
@@ -571,7 +587,7 @@ func TestRowLogMissesSegments(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
+		l, err := tryTestRowLog(disk)
 		if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 			t.Errorf("with the first %d of %d segments: %v, want CodeCorrupt", n, len(files), err)
 		}

@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,19 +17,35 @@ import (
 
 // recovery is the state of the opening of a log.
 type recovery struct {
-	l     *rowLog
-	found bool // the oldest segment was read
-	end   int64
-	last  struct { // batch
-		start int64 // 0: the segment has none
-		head  batchHead
-		undo  func() // removes the batch from the log in memory
+	s      *Shared
+	groups map[uint64]*readGroup
+	next   uint64 // number of the next batch; 0 before the first segment
+	end    int64
+	last   struct { // batch of the newest segment
+		start, end int64 // 0: the segment has none
 	}
+	header []byte // of the newest segment
+}
+
+// readGroup is a group while the log is read.
+type readGroup struct {
+	owner       Owner
+	seq         uint64
+	first, last uint64
+	base        uint64 // index of places[0]; entries before it are in older segments, or in old
+	places      []place
+	old         map[uint64]place // copies of entries before base
+	unsure      string           // the damage after which nothing was read that proves that the group lost nothing
+	bad         error
 }
 
 // recover reads the segments in the directory. META records that all segments up to newest were begun.
-func (l *rowLog) recover(newest uint64) error {
-	numbers, err := l.listSegments()
+func (s *Shared) recover() error {
+	numbers, err := s.listSegments()
+	if err != nil {
+		return err
+	}
+	newest, err := s.loadNewest(len(numbers) > 0)
 	if err != nil {
 		return err
 	}
@@ -38,7 +54,7 @@ func (l *rowLog) recover(newest uint64) error {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "segment %s is missing", segmentName(newest, segmentExt))
 	}
 	if n > 0 {
-		begun, err := l.dropUnbegun(numbers[n-1])
+		begun, err := s.dropUnbegun(numbers[n-1])
 		if err != nil {
 			return err
 		}
@@ -47,37 +63,67 @@ func (l *rowLog) recover(newest uint64) error {
 		}
 	}
 	leftOver, numbers := splitAtGap(numbers)
-	r := &recovery{l: l}
+	r := &recovery{s: s, groups: map[uint64]*readGroup{}}
 	for i, n := range numbers {
 		if err := r.segment(n, i == len(numbers)-1); err != nil {
 			return fmt.Errorf("%s: %w", segmentName(n, segmentExt), err)
 		}
 	}
-	if len(l.mu.segments) == 0 {
+	if len(s.mu.segments) == 0 {
 		return nil
 	}
 	if err := r.settle(); err != nil {
 		return err
 	}
-	if l.mu.first > 0 && l.mu.first < l.mu.base {
-		return rowraft.Errorf(rowraft.CodeCorrupt,
-			"the log begins at entry %d, and its segments at %d: the older ones are missing", l.mu.first, l.mu.base)
+	whole := r.finish()
+	s.writer.end, s.writer.batch = r.end, r.next
+	if s.readOnly {
+		return nil
 	}
-	l.retain(l.mu.first, l.mu.last)
-	l.write.end = r.end
 	for _, n := range leftOver {
-		if err := l.disk.Remove(filepath.Join(l.dir, segmentName(n, segmentExt))); err != nil {
+		if !whole {
+			break // a gap that is a lost segment, not one that was being removed
+		}
+		if err := s.disk.Remove(filepath.Join(s.dir, segmentName(n, segmentExt))); err != nil {
 			return err
 		}
 	}
-	l.detach()
-	return l.Reclaim()
+	s.detachLocked()
+	return s.Reclaim()
+}
+
+// loadNewest opens META and returns the number of the newest segment.
+func (s *Shared) loadNewest(segments bool) (uint64, error) {
+	name := filepath.Join(s.dir, metaName)
+	raw, err := vfs.ReadFile(s.disk, name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && segments:
+		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "%s is missing", name)
+	case errors.Is(err, fs.ErrNotExist) && s.readOnly:
+		return 0, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return 0, err
+	case !s.readOnly:
+		last, err := s.meta.Load(s.dir)
+		return last.newest, err
+	}
+	slot, states, err := newestMeta(raw, len(raw)/metaCopies)
+	if err == nil {
+		err = s.owner.check("it", states[slot].owner)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
+	}
+	return states[slot].newest, nil
 }
 
 // listSegments returns the numbers of the segments, ascending. It records up to freeSegments free files and removes the
 // others.
-func (l *rowLog) listSegments() (numbers []uint64, err error) {
-	entries, err := l.disk.ReadDir(l.dir)
+func (s *Shared) listSegments() (numbers []uint64, err error) {
+	entries, err := s.disk.ReadDir(s.dir)
+	if s.readOnly && errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -85,13 +131,13 @@ func (l *rowLog) listSegments() (numbers []uint64, err error) {
 		if n, ok := parseSegmentName(e.Name(), segmentExt); ok {
 			numbers = append(numbers, n)
 		}
-		if _, ok := parseSegmentName(e.Name(), freeExt); !ok {
+		if _, ok := parseSegmentName(e.Name(), freeExt); !ok || s.readOnly {
 			continue
 		}
-		name := filepath.Join(l.dir, e.Name())
-		if len(l.write.free) < freeSegments {
-			l.write.free = append(l.write.free, name)
-		} else if err := l.disk.Remove(name); err != nil {
+		name := filepath.Join(s.dir, e.Name())
+		if len(s.writer.free) < freeSegments {
+			s.writer.free = append(s.writer.free, name)
+		} else if err := s.disk.Remove(name); err != nil {
 			return nil, err
 		}
 	}
@@ -112,52 +158,64 @@ func splitAtGap(numbers []uint64) (leftOver, rest []uint64) {
 
 // dropUnbegun removes the newest segment if it has no header. The header is written with the first append, so no append
 // to such a segment was acknowledged.
-func (l *rowLog) dropUnbegun(number uint64) (begun bool, err error) {
-	name := filepath.Join(l.dir, segmentName(number, segmentExt))
-	f, err := l.disk.OpenFile(name, os.O_RDONLY)
+func (s *Shared) dropUnbegun(number uint64) (begun bool, err error) {
+	name := filepath.Join(s.dir, segmentName(number, segmentExt))
+	f, err := s.disk.OpenFile(name, os.O_RDONLY)
 	if err != nil {
 		return false, err
 	}
-	_, err = readSegmentHeader(f, l.owner, number)
-	if err := errors.Join(err, f.Close()); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
-		return err == nil, err
+	_, err = readSegmentHeader(f, s.owner, number)
+	if err := errors.Join(err, f.Close()); rowraft.CodeOf(err) != rowraft.CodeCorrupt || s.readOnly {
+		return err == nil, ignoreCorrupt(err)
 	}
-	if err := l.setNewest(number - 1); err != nil {
+	if err := s.meta.setNewest(number - 1); err != nil {
 		return false, err
 	}
-	return false, l.disk.Remove(name)
+	return false, s.disk.Remove(name)
+}
+
+func ignoreCorrupt(err error) error {
+	if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
+		return nil
+	}
+	return err
 }
 
 // segment reads one segment and adds it to the log.
 func (r *recovery) segment(number uint64, newest bool) error {
-	l := r.l
-	name := filepath.Join(l.dir, segmentName(number, segmentExt))
-	f, err := l.disk.OpenFile(name, os.O_RDWR)
+	s := r.s
+	name := filepath.Join(s.dir, segmentName(number, segmentExt))
+	flag := os.O_RDWR
+	if s.readOnly {
+		flag = os.O_RDONLY
+	}
+	f, err := s.disk.OpenFile(name, flag)
 	if err != nil {
 		return err
 	}
-	h, err := readSegmentHeader(f, l.owner, number)
-	if err != nil {
+	h, err := readSegmentHeader(f, s.owner, number)
+	if err != nil && (newest || rowraft.CodeOf(err) != rowraft.CodeCorrupt) {
 		return errors.Join(err, f.Close())
 	}
-	l.mu.segments = append(l.mu.segments, &rowSegment{number: number, salt: h.salt, file: f})
-	switch {
-	case !r.found:
-		r.found, l.write.batch = true, h.batch
-		l.mu.first, l.mu.last, l.mu.base = h.first, h.last, h.last+1
-	case h.batch != l.write.batch:
-		return rowraft.Errorf(rowraft.CodeCorrupt,
-			"it begins with batch %d, and the segment before it ends before batch %d: damaged", h.batch, l.write.batch)
-	case h.first != l.mu.first || h.last != l.mu.last:
-		return rowraft.Errorf(rowraft.CodeCorrupt,
-			"it was begun after entries %d to %d, and the segment before it ends with %d to %d", h.first, h.last, l.mu.first,
-			l.mu.last)
+	seg := &rowSegment{number: number, salt: h.salt, file: f, end: segmentStart}
+	s.mu.segments = append(s.mu.segments, seg)
+	if err != nil {
+		r.damaged("segment %d has no whole header", number)
+		return nil
 	}
-	r.last.start = 0
-	if err := r.batches(newest); err != nil {
+	switch {
+	case r.next > h.batch:
+		return rowraft.Errorf(rowraft.CodeCorrupt, "it begins with batch %d, and the segment before it ends after batch %d",
+			h.batch, r.next-1)
+	case r.next > 0 && r.next < h.batch:
+		r.damaged("batch %d to %d of segment %d", r.next, h.batch-1, number-1)
+	}
+	r.next = h.batch
+	if err := r.batches(seg, newest); err != nil {
 		return err
 	}
-	l.write.header = h.encode() // settle writes it again, because a copy may be damaged
+	seg.end = r.end
+	r.header = h.encode()
 	return nil
 }
 
@@ -185,117 +243,252 @@ func readSegmentHeader(f vfs.File, owner Owner, number uint64) (h rowSegmentHead
 	return h, err
 }
 
-// batches reads the batches of the last segment in l.mu.segments. newest means that no segment follows. Then a good
-// batch after an unreadable one is damage, because a torn append can only be the last.
-func (r *recovery) batches(newest bool) error {
-	l := r.l
-	s := l.mu.segments[len(l.mu.segments)-1]
-	in := &window{file: s.file}
-	for r.end = segmentStart; ; {
-		head, ok, err := in.batch(r.end, s.salt)
+// damaged records that sections of unknown groups are lost. Each group is damaged, unless something later proves that
+// none of its own was.
+func (r *recovery) damaged(format string, args ...any) {
+	what := fmt.Sprintf(format, args...) + " is damaged"
+	r.s.log.Error("the log is damaged: groups that may have lost entries do not start", "dir", r.s.dir, "what", what)
+	for _, g := range r.groups {
+		g.unsure = what
+	}
+}
+
+// batches reads the batches of a segment. newest means that no segment follows. Then the last batch may be torn. A good
+// batch after an unreadable one is damage, because a torn batch can only be the last.
+func (r *recovery) batches(seg *rowSegment, newest bool) error {
+	in := &window{file: seg.file}
+	r.last.start, r.last.end = 0, 0
+	for r.end = segmentStart; ; r.next++ {
+		head, ok, err := in.batch(r.end, seg.salt)
 		if err != nil {
 			return err
 		}
-		if !ok || head.number != l.write.batch {
-			break
+		if !ok || head.number != r.next {
+			at, later, err := in.laterBatch(r.end, seg.salt, r.next)
+			if err != nil || later == 0 {
+				return err
+			}
+			r.damaged("batch %d at %d of segment %d", r.next, r.end, seg.number)
+			if head, _, err = in.batch(at, seg.salt); err != nil {
+				return err
+			}
+			r.end, r.next = at, later
 		}
-		if head.tag != l.tag {
-			return rowraft.Errorf(rowraft.CodeIdentity, "batch %d has the tag %016x of another log; the tag of %s is %016x",
-				head.number, head.tag, l.owner, l.tag)
+		end := r.end + batchHeadBytes + int64(head.length)
+		if newest {
+			torn, err := in.torn(r.end, end, head, seg.salt)
+			if err != nil {
+				return err
+			}
+			if torn {
+				r.s.log.Warn("the last append to the log was torn, and is dropped", "dir", r.s.dir, "batch", head.number)
+				return nil
+			}
 		}
-		if err := r.take(in, s, head); err != nil {
+		if err := r.take(in, seg, head); err != nil {
 			return fmt.Errorf("batch %d: %w", head.number, err)
 		}
-		r.end += batchHeadBytes + int64(head.length)
-		l.write.batch++
+		r.last.start, r.last.end = r.end, end
+		r.end = end
 	}
-	if !newest {
-		return nil
+}
+
+// torn reports whether a batch is the last one and the data of its entries are incomplete.
+func (w *window) torn(at, end int64, head batchHead, salt uint64) (bool, error) {
+	next, ok, err := w.batch(end, salt)
+	if err != nil || ok && next.number == head.number+1 {
+		return false, err
 	}
-	later, err := in.laterBatch(r.end, s.salt, l.write.batch)
-	if err == nil && later > 0 {
-		err = rowraft.Errorf(rowraft.CodeCorrupt, "batch %d at %d is damaged: it cannot be read, but batch %d after it can",
-			l.write.batch, r.end, later)
+	whole, err := w.wholeBatch(at, head)
+	if err != nil || whole {
+		return false, err
 	}
+	_, later, err := w.laterBatch(end, salt, head.number+1)
+	return later == 0, err
+}
+
+// take adds a batch to the groups.
+func (r *recovery) take(in *window, seg *rowSegment, head batchHead) error {
+	_, err := in.sections(r.end, head, func(c section, body int64) (bool, error) {
+		var b []byte
+		if !c.hasEntries() {
+			err := in.each(body, body+int64(c.length), func(_ int64, chunk []byte) error {
+				b = append(b, chunk...)
+				return nil
+			})
+			if err != nil {
+				return false, err
+			}
+		}
+		switch c.kind {
+		case sectionState:
+			return true, r.takeState(b, c.count)
+		case sectionBegin:
+			owner, rest, ok := parseOwner(b)
+			if !ok || len(rest) > 7 || owner.tag() != c.tag {
+				return false, rowraft.Errorf(rowraft.CodeCorrupt, "a group begins without its owner")
+			}
+			r.groups[c.tag] = &readGroup{owner: owner, seq: c.seq}
+			return true, nil
+		}
+		g := r.groups[c.tag]
+		if g == nil { // its begin was in a damaged batch
+			return true, nil
+		}
+		if c.kind == sectionEnd {
+			delete(r.groups, c.tag)
+			return true, nil
+		}
+		if c.seq == g.seq+1 {
+			g.unsure = ""
+		} else if g.bad == nil {
+			g.bad = rowraft.Errorf(rowraft.CodeCorrupt, "its changes %d to %d are missing before batch %d", g.seq+1, c.seq-1,
+				head.number)
+		}
+		g.seq = c.seq
+		if g.bad != nil {
+			return true, nil
+		}
+		if c.kind == sectionCut {
+			g.takeCut(binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]))
+			return true, nil
+		}
+		return in.entries(c, body, func(at int64, h entry.Head) (bool, error) {
+			g.takeEntry(c.kind == sectionCopies, h.Index, place{segment: uint32(seg.number), at: uint32(at), length: h.Length})
+			return true, nil
+		})
+	})
 	return err
 }
 
-// take adds a batch to the log in memory.
-func (r *recovery) take(in *window, s *rowSegment, head batchHead) error {
-	l := r.l
-	first, last, base, places := l.mu.first, l.mu.last, l.mu.base, l.mu.places
-	r.last.start, r.last.head = r.end, head
-	r.last.undo = func() { l.mu.first, l.mu.last, l.mu.base, l.mu.places = first, last, base, places }
-	body := r.end + batchHeadBytes
-	if head.kind == batchCut {
-		b, err := in.bytes(body, cutBytes)
-		if err != nil {
-			return err
-		}
-		return l.takeCut(binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]))
+// takeState makes the groups those of the state at the begin of a segment. A group that differs has lost a change; what
+// was read of it before does not count.
+func (r *recovery) takeState(b []byte, count uint32) error {
+	states, err := parseState(b, count)
+	if err != nil {
+		return err
 	}
-	for range head.count {
-		b, err := in.bytes(body, entry.HeadBytes)
-		if err != nil {
-			return err
+	groups := make(map[uint64]*readGroup, len(states))
+	for _, st := range states {
+		g := r.groups[st.tag]
+		if g == nil || g.seq != st.seq || g.first != st.first || g.last != st.last || g.bad != nil {
+			g = &readGroup{seq: st.seq, first: st.first, last: st.last, base: st.last + 1}
 		}
-		h := entry.ParseHead(b)
-		switch {
-		case h.Index == 0 || l.mu.last > 0 && h.Index != l.mu.last+1:
-			return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d follows entry %d", h.Index, l.mu.last)
-		case l.mu.last == 0:
-			l.mu.first, l.mu.base, l.mu.places = h.Index, h.Index, nil
+		g.owner, g.unsure = st.owner, ""
+		g.owner.Cluster, g.owner.Node = r.s.owner.Cluster, r.s.owner.Node
+		if st.damaged {
+			g.bad = rowraft.Errorf(rowraft.CodeCorrupt, "an earlier start found it damaged")
 		}
-		l.mu.last = h.Index
-		l.mu.places = append(l.mu.places, place{segment: uint32(s.number), at: uint32(body), length: h.Length})
-		body += int64(batchBytes(h))
+		groups[st.tag] = g
 	}
+	r.groups = groups
 	return nil
 }
 
-func (l *rowLog) takeCut(first, last uint64) error {
-	if (first == 0) != (last == 0) || first > last || first < l.mu.first && first != 0 || last > l.mu.last {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "entries %d to %d are cut out of %d to %d", first, last, l.mu.first,
-			l.mu.last)
+func (g *readGroup) takeEntry(isCopy bool, index uint64, p place) {
+	switch {
+	case g.bad != nil:
+	case isCopy:
+		switch {
+		case g.first == 0 || index < g.first || index > g.last:
+			g.bad = rowraft.Errorf(rowraft.CodeCorrupt, "entry %d is copied, and the log has %d to %d", index, g.first, g.last)
+		case index >= g.base:
+			g.places[index-g.base] = p
+		default:
+			if g.old == nil {
+				g.old = map[uint64]place{}
+			}
+			g.old[index] = p
+		}
+	case index == 0 || g.last > 0 && index != g.last+1:
+		g.bad = rowraft.Errorf(rowraft.CodeCorrupt, "entry %d follows entry %d", index, g.last)
+	default:
+		if g.last == 0 {
+			g.first, g.base, g.places, g.old = index, index, nil, nil
+		}
+		g.last = index
+		g.places = append(g.places, p)
 	}
-	l.mu.first, l.mu.last = first, last
-	if last < l.mu.base {
-		l.mu.base, l.mu.places = last+1, nil
+}
+
+func (g *readGroup) takeCut(first, last uint64) {
+	if (first == 0) != (last == 0) || first > last || first < g.first && first != 0 || last > g.last {
+		g.bad = rowraft.Errorf(rowraft.CodeCorrupt, "entries %d to %d are cut out of %d to %d", first, last, g.first, g.last)
+		return
+	}
+	g.first, g.last = first, last
+	if last == 0 || last < g.base {
+		g.base, g.places = last+1, nil
+		return
+	}
+	g.places = g.places[:last+1-g.base]
+}
+
+// all returns the places of all entries. Errors: CodeCorrupt.
+func (g *readGroup) all() ([]place, error) {
+	switch {
+	case g.bad != nil:
+		return nil, g.bad
+	case g.unsure != "":
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%s, and may have had changes of this group", g.unsure)
+	case g.first == 0:
+		return nil, nil
+	case g.first >= g.base:
+		return slices.Clip(g.places[g.first-g.base:]), nil
+	}
+	var out []place
+	for i := g.first; i < g.base; i++ {
+		p, ok := g.old[i]
+		if !ok {
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "entry %d of %d to %d is missing", i, g.first, g.last)
+		}
+		out = append(out, p)
+	}
+	return append(out, g.places...), nil
+}
+
+// finish makes the groups those of the log. It returns false if one is damaged.
+func (r *recovery) finish() (whole bool) {
+	s := r.s
+	whole = true
+	for tag, g := range r.groups {
+		to := &rowGroup{tag: tag, owner: g.owner, seq: g.seq, first: g.first, last: g.last}
+		if to.places, to.err = g.all(); to.err != nil {
+			to.err = fmt.Errorf("log of %s in %s: %w", g.owner, s.dir, to.err)
+			s.log.Error("the log of a group is damaged: it does not start", "group", g.owner.Group, "replica",
+				string(g.owner.Replica), "err", to.err)
+			to.first, to.last, whole = 0, 0, false
+		}
+		for _, p := range to.places {
+			s.countLocked(p, 1)
+		}
+		s.mu.groups[tag] = to
+	}
+	return whole
+}
+
+// settle writes the last batch again, which overwrites nothing else. The process that wrote that batch may have ended
+// before its sync, or after a sync that failed, and in both cases a sync alone may write nothing. Earlier batches need
+// no second write: the batch after each was written only after its sync had succeeded.
+func (r *recovery) settle() error {
+	s := r.s
+	s.writer.state = r.last.start == 0
+	if s.readOnly {
 		return nil
 	}
-	l.mu.places = slices.Clip(l.mu.places[:last+1-l.mu.base])
-	return nil
-}
-
-// settle drops a torn append and writes the last batch again. The process that wrote that batch may have ended before
-// its sync, or after a sync that failed, and in both cases a sync alone may write nothing. Earlier batches need no
-// second write: the batch after each was written only after its sync had succeeded.
-func (r *recovery) settle() error {
-	l := r.l
-	s := l.mu.segments[len(l.mu.segments)-1]
+	seg := s.mu.segments[len(s.mu.segments)-1]
 	if r.last.start > 0 {
-		in := &window{file: s.file}
-		end, err := in.wholeBatch(r.last.start, r.last.head)
-		if err != nil {
-			return err
-		}
-		if end == 0 {
-			l.log.Warn("the last append to the log was torn, and is dropped", "dir", l.dir, "batch", r.last.head.number)
-			r.last.undo()
-			l.write.batch--
-			r.end = r.last.start
-		} else if err := in.rewrite(s.file, r.last.start, end); err != nil {
+		if err := (&window{file: seg.file}).rewrite(seg.file, r.last.start, r.last.end); err != nil {
 			return err
 		}
 	}
-	if err := forgetBatch(s, r.end); err != nil {
+	if err := forgetBatch(seg, r.end); err != nil {
 		return err
 	}
-	if err := writeSegmentHeader(s, l.write.header); err != nil {
+	if err := writeSegmentHeader(seg, r.header); err != nil { // a copy may be damaged
 		return err
 	}
-	l.write.header = nil
-	return errors.Join(l.syncFile(s), l.syncDir())
+	return errors.Join(s.syncFile(seg), s.syncDir())
 }
 
 // forgetBatch overwrites the bytes after the last batch, so that they are not read as a batch. This matters if the next
@@ -303,154 +496,5 @@ func (r *recovery) settle() error {
 // have overwritten the head of a batch without effect, if its sync failed.
 func forgetBatch(s *rowSegment, at int64) error {
 	_, err := s.file.WriteAt(make([]byte, batchHeadBytes), at)
-	return err
-}
-
-// window reads a file through a buffer.
-type window struct {
-	file io.ReaderAt
-	buf  []byte
-	from int64
-}
-
-const windowBytes = 64 << 10
-
-// bytes returns n ≤ windowBytes bytes at offset. They are valid until the next call. The error is io.ErrUnexpectedEOF
-// if the file ends before offset+n.
-func (w *window) bytes(offset int64, n int) ([]byte, error) {
-	if offset < w.from || offset+int64(n) > w.from+int64(len(w.buf)) {
-		if w.buf == nil {
-			w.buf = make([]byte, windowBytes)
-		}
-		got, err := w.file.ReadAt(w.buf[:windowBytes], offset)
-		if err != nil && !errors.Is(err, io.EOF) {
-			w.buf = w.buf[:0]
-			return nil, err
-		}
-		w.from, w.buf = offset, w.buf[:got]
-	}
-	at := int(offset - w.from)
-	if at+n > len(w.buf) {
-		return nil, io.ErrUnexpectedEOF
-	}
-	return w.buf[at : at+n], nil
-}
-
-// batch returns the head of the batch at offset. ok is false if there is no complete batch; batch does not check the
-// data of the entries.
-func (w *window) batch(offset int64, salt uint64) (head batchHead, ok bool, err error) {
-	b, err := w.bytes(offset, batchHeadBytes)
-	if err == nil {
-		if head, ok = parseBatchHead(b); ok {
-			ok, err = w.crcFits(offset, head, batchCRC(salt, b))
-		}
-	}
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return head, false, nil
-	}
-	return head, ok, err
-}
-
-// crcFits adds the heads of the entries to sum and compares the result with the CRC in head.
-func (w *window) crcFits(offset int64, head batchHead, sum uint32) (bool, error) {
-	at, left := offset+batchHeadBytes, uint64(head.length)
-	if head.kind == batchCut {
-		b, err := w.bytes(at, cutBytes)
-		return err == nil && crc32.Update(sum, castagnoli, b) == head.crc, err
-	}
-	for range head.count {
-		b, err := w.bytes(at, entry.HeadBytes)
-		if err != nil {
-			return false, err
-		}
-		sum = crc32.Update(sum, castagnoli, b)
-		size := batchBytes(entry.ParseHead(b))
-		if size > left {
-			return false, nil
-		}
-		left -= size
-		at += int64(size)
-	}
-	return sum == head.crc && left == 0, nil
-}
-
-// laterBatch searches after offset for a complete batch with a number above after. It returns the number, or 0. Batches
-// from an earlier use of the file do not match, because they have another salt.
-func (w *window) laterBatch(offset int64, salt, after uint64) (number uint64, err error) {
-	for ; ; offset += 8 {
-		b, err := w.bytes(offset, batchHeadBytes)
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		h, ok := parseBatchHead(b)
-		if !ok || h.number <= after {
-			continue
-		}
-		if _, whole, err := w.batch(offset, salt); err != nil || whole {
-			return h.number, err
-		}
-	}
-}
-
-// wholeBatch returns the end of a batch's last entry, 0 if the data of an entry do not match its seal.
-func (w *window) wholeBatch(start int64, head batchHead) (end int64, err error) {
-	at := start + batchHeadBytes
-	if head.kind == batchCut {
-		return at + cutBytes, nil
-	}
-	for range head.count {
-		b, err := w.bytes(at, entry.HeadBytes)
-		if err != nil {
-			return 0, err
-		}
-		h := entry.ParseHead(b)
-		end = at + entry.HeadBytes + int64(h.Length)
-		sum := uint32(0)
-		err = w.each(at+entry.HeadBytes, end, func(_ int64, b []byte) error {
-			sum = crc32.Update(sum, castagnoli, b)
-			return nil
-		})
-		if errors.Is(err, io.ErrUnexpectedEOF) || err == nil && sum != binary.LittleEndian.Uint32(h.Seal[:]) {
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		at += int64(batchBytes(h))
-	}
-	return end, nil
-}
-
-// rewrite writes the bytes from … end again.
-func (w *window) rewrite(to io.WriterAt, from, end int64) error {
-	return w.each(from, end, func(at int64, b []byte) error {
-		_, err := to.WriteAt(b, at)
-		return err
-	})
-}
-
-// each calls do for the bytes from … end, in chunks of at most windowBytes.
-func (w *window) each(from, end int64, do func(at int64, b []byte) error) error {
-	for from < end {
-		b, err := w.bytes(from, int(min(end-from, windowBytes)))
-		if err != nil {
-			return err
-		}
-		if err := do(from, b); err != nil {
-			return err
-		}
-		from += int64(len(b))
-	}
-	return nil
-}
-
-func readFull(f io.ReaderAt, b []byte, offset int64) error {
-	n, err := f.ReadAt(b, offset)
-	if n == len(b) {
-		return nil
-	}
 	return err
 }

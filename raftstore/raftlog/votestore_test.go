@@ -7,7 +7,6 @@ import (
 	"hash/crc32"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -286,14 +285,11 @@ func FuzzMetaDecode(f *testing.F) {
 func BenchmarkVote(b *testing.B) {
 	for _, backend := range Backends {
 		b.Run("log="+backend, func(b *testing.B) {
-			dir := filepath.Join(b.TempDir(), "log")
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				b.Fatal(err)
-			}
-			s, err := Open(vfs.OS, backend, dir, testOwner, 1<<20, slog.New(slog.DiscardHandler))
+			s, shared, err := testDir(b.TempDir()).open(backend, testOwner)
 			if err != nil {
 				b.Fatal(err)
 			}
+			defer shared.Close()
 			defer s.Close()
 			for term := uint64(1); b.Loop(); term++ {
 				err1 := s.SetUint64([]byte("CurrentTerm"), term)

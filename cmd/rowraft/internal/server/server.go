@@ -111,7 +111,7 @@ servers of a cluster that runs.`,
 	fl.IntVar(&f.servers, "servers", 0,
 		"the shards are made once so many servers are there; default: as many as --join names")
 	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0,
-		"pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
+		"pushes are refused when less is free on the disk; default 256 MiB, at least two log segments and 16 MiB a shard")
 	fl.DurationVar(&f.sweepEvery, "sweep-every", 10*time.Second,
 		"pause between two looks for expired rows in the shards that this server leads; negative: never")
 	fl.DurationVar(&f.proofEvery, "proof-every", 5*time.Second, "how often, while rows change, the leader of a shard "+
@@ -130,7 +130,7 @@ servers of a cluster that runs.`,
 	fl.Int64Var(&f.snapshotMax, "snapshot-max-bytes", 0, "without --snapshot-every-bytes, the most log of a shard "+
 		"between two snapshots, however large its state is; default 4 GiB")
 	fl.IntVar(&f.segment, "log-segment-bytes", 0,
-		"size of a shard's log files; default 64 MiB, less with more than 8 shards on a server")
+		"size of a file of the log, which all shards share; default 64 MiB")
 	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0,
 		"log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
 	fl.Int64Var(&f.copies, "copies-bytes", 64<<20, "memory for copies of rows of shards without a replica here, which "+
