@@ -80,6 +80,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		Applied:     g.fsm.applied.Load,
 		Boundary:    g.glog.Boundary,
 		Term:        n.currentTerm,
+		Expand:      g.expand,
 		Timers:      &g.timers.Group, Timeout: max(transport.RPCTimeout, heartbeat),
 		Leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
 		Quiet: func() time.Duration { return n.heartbeatTimeout() / 4 },

@@ -30,7 +30,7 @@ func (p *snapshotter) takeIfDue(n *instance) {
 	g := p.g
 	applied := g.fsm.applied.Load()
 	grown := g.ledger.Between(p.at.Load(), applied)
-	wanted := p.wanted.Load()
+	wanted := p.wanted.Load() || g.cfg.WantsSnapshot != nil && g.cfg.WantsSnapshot()
 	if grown < p.every() && !wanted || applied == 0 || time.Now().UnixNano() < p.retryAt.Load() {
 		return
 	}
@@ -41,7 +41,7 @@ func (p *snapshotter) takeIfDue(n *instance) {
 		p.busy.Store(false)
 		return
 	}
-	p.hurry.Store(wanted)
+	p.hurry.Store(p.wanted.Load())
 	p.wanted.Store(false)
 	done := func() {
 		g.store.snapshots.Release(1)

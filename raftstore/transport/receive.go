@@ -24,6 +24,9 @@ type Replica struct {
 	Leads       func(term uint64) bool
 	Quiet       func() time.Duration // how long an AppendEntries waits that tells nothing; nil: not at all
 	Guard       *RollbackGuard       // nil in tests of this package
+	// Expand returns the bytes of a snapshot that follower can restore, with their number, if that are not the bytes of
+	// data; otherwise nil. nil: they always are.
+	Expand func(data io.Reader) (full io.ReadCloser, size int64, err error)
 }
 
 // RollbackGuard is what the transport does with the marks of replicas.
