@@ -62,10 +62,14 @@ type Header struct {
 	LogTime uint64        // nanoseconds of logged time
 	Epoch   rowraft.TableEpoch
 	Delta   bool // it lacks rows that another stream has
+	Local   bool // it refers to rows in files of the replica that wrote it; not with Delta
 }
 
-// flagDelta stands in the header.
-const flagDelta = 1
+// Flags in the header.
+const (
+	flagDelta = 1
+	flagLocal = 2
+)
 
 // Session is the record of one pushing client.
 type Session struct {
@@ -119,6 +123,9 @@ func (h Header) append(dst []byte, n counts) []byte {
 	if h.Delta {
 		flags = flagDelta
 	}
+	if h.Local {
+		flags = flagLocal
+	}
 	dst = append(dst, magic...)
 	dst = le.AppendUint16(dst, Version)
 	dst = le.AppendUint16(dst, clustermap.HashVersion)
@@ -156,11 +163,12 @@ func parseHeader(b []byte) (h Header, n counts, err error) {
 		LogTime: le.Uint64(b[24:]),
 		Epoch:   rowraft.TableEpoch(le.Uint64(b[32:])),
 		Delta:   le.Uint32(b[48:]) == flagDelta,
+		Local:   le.Uint32(b[48:]) == flagLocal,
 	}
 	n = counts{tables: int(le.Uint32(b[40:])), sessions: int(le.Uint32(b[44:])), jobs: int(le.Uint32(b[52:])),
 		ended: int(le.Uint32(b[56:]))}
 	if version == 0 || hash == 0 || n.tables > maxTables || n.sessions > maxSessions || n.jobs > MaxJobs ||
-		n.ended > MaxEnded || le.Uint32(b[48:]) != 0 && !h.Delta {
+		n.ended > MaxEnded || le.Uint32(b[48:]) != 0 && !h.Delta && !h.Local {
 		return h, n, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: the header has impossible fields")
 	}
 	return h, n, nil

@@ -20,6 +20,10 @@ type Block struct {
 	// Candidates is nil, or all candidates of the slot: key, count and tick,
 	// strictly ascending by key. Such a block has no rows.
 	Candidates []byte
+	// Cold is nil, or an entry of 8 bytes for each of Rows rows in the file of the table. Such a block has no records.
+	// ColdDigest is the digest of all rows of the slot.
+	Cold       []byte
+	ColdDigest Digest
 }
 
 // Reader reads one stream and checks all of it: NewReader, then Next until
@@ -45,10 +49,26 @@ type Reader struct {
 	waiting bool    // the candidates of last may still come
 	total   Trailer // counted so far; after io.EOF the stream's own
 	done    bool
+
+	coldFiles []ColdFile
+	seeds     int  // of the last of coldFiles
+	cold      bool // rows of last in a file came
 }
 
 // NewReader reads up to the rows.
+//
+// Errors: CodeInvalidArgument if the stream is local.
 func NewReader(r io.Reader) (*Reader, error) {
+	rd, err := NewLocalReader(r)
+	if err == nil && rd.header.Local {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "snapshot: it refers to rows in files in DIR/cold of the "+
+			"server that wrote it, so it cannot be read without them")
+	}
+	return rd, err
+}
+
+// NewLocalReader is NewReader for a stream that may refer to files of this replica.
+func NewLocalReader(r io.Reader) (*Reader, error) {
 	rd := &Reader{r: r}
 	var head [headerSize]byte
 	if err := rd.full(head[:]); err != nil {
@@ -70,6 +90,11 @@ func NewReader(r io.Reader) (*Reader, error) {
 	}
 	if err := rd.readJobs(n.jobs); err != nil {
 		return nil, err
+	}
+	if h.Local {
+		if err := rd.readColdFiles(); err != nil {
+			return nil, err
+		}
 	}
 	return rd, nil
 }
@@ -96,6 +121,8 @@ func (r *Reader) Next() (Block, error) {
 		return r.block()
 	case chunkCandidates:
 		return r.candidates()
+	case chunkColdRows:
+		return r.coldRows()
 	case chunkTrailer:
 		if err := r.finish(at); err != nil {
 			return Block{}, err
@@ -141,10 +168,10 @@ func (r *Reader) block() (Block, error) {
 			blk.Rows, blk.RecordBytes, len(blk.Records))
 	// Ascending order shows a slot that occurs twice.
 	case part == 0 && r.started && !r.last.before(blk.Slot),
-		part > 0 && (!r.waiting || r.last != blk.Slot || part != r.part+1 || blk.Rows == 0):
+		part > 0 && (!r.waiting || r.cold || r.last != blk.Slot || part != r.part+1 || blk.Rows == 0):
 		return Block{}, r.corrupt("table %#x slot %d part %d is out of order", uint64(blk.Table), blk.Slot.Slot, part)
 	}
-	r.last, r.part, r.started, r.waiting = blk.Slot, part, true, true
+	r.last, r.part, r.started, r.waiting, r.cold = blk.Slot, part, true, true, false
 	r.total.Rows += uint64(blk.Rows)
 	r.total.Chunks++
 	return blk, nil

@@ -23,6 +23,10 @@ type Writer struct {
 	rows    uint32 // in buf
 	started bool   // a slot has been written, so slot orders the next one
 	total   Trailer
+
+	cold     bool   // the records of the open slot have ended, and references follow
+	slotRows uint64 // of the open slot
+	full     int64  // see FullBytes
 }
 
 // NewWriter writes everything that stands before the rows. tables and jobs must be
@@ -31,6 +35,7 @@ func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Sessio
 	jobs []Job) (*Writer, error) {
 	wr := &Writer{w: w, buf: make([]byte, 0, targetChunk+(64<<10))}
 	wr.buf = h.append(wr.buf, counts{len(tables), len(sessions), len(ended.List), len(jobs)})
+	wr.full = int64(len(wr.buf))
 	if err := wr.flush(); err != nil {
 		return nil, err
 	}
@@ -83,7 +88,7 @@ func (w *Writer) BeginSlot(s Slot) error {
 		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d: rows were removed at %d of %d",
 			uint64(s.Table), s.Slot, s.Removed, s.Counter)
 	}
-	w.slot, w.open, w.started, w.part = s, true, true, 0
+	w.slot, w.open, w.started, w.part, w.cold, w.slotRows = s, true, true, 0, false, 0
 	w.beginRows()
 	return nil
 }
@@ -95,7 +100,7 @@ func (s Slot) before(o Slot) bool {
 // Append adds whole records to the open slot. It does not keep records.
 func (w *Writer) Append(records []byte) error {
 	size := w.slot.RecordBytes
-	if !w.open || size <= 0 || len(records)%size != 0 {
+	if !w.open || w.cold || size <= 0 || len(records)%size != 0 {
 		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: %d bytes of records of %d bytes each", len(records), size)
 	}
 	for len(records) > 0 {
@@ -174,6 +179,7 @@ func (w *Writer) beginRows() {
 func (w *Writer) endRows() error {
 	le.PutUint32(w.buf[chunkHeaderSize+24:], w.rows)
 	w.total.Rows += uint64(w.rows)
+	w.slotRows += uint64(w.rows)
 	w.total.Chunks++
 	w.part++
 	w.rows = 0
@@ -185,7 +191,13 @@ func (w *Writer) endSlot() error {
 		return nil
 	}
 	w.open = false
-	return w.endRows()
+	if !w.cold {
+		if err := w.endRows(); err != nil {
+			return err
+		}
+	}
+	w.full += rowsBytes(&w.slot, w.slotRows)
+	return nil
 }
 
 // split ends the open chunk and begins another if next more bytes would make it long.
@@ -209,6 +221,11 @@ func (w *Writer) end() error {
 	le.PutUint64(w.buf[8:], uint64(len(w.buf)-chunkHeaderSize))
 	// The length is inside the sum, so that a damaged length cannot move the end of a chunk unnoticed.
 	le.PutUint32(w.buf[4:], chunkSum(w.buf[:chunkHeaderSize], w.buf[chunkHeaderSize:]))
+	switch chunkKind(w.buf[0]) {
+	case chunkRows, chunkColdRows, chunkColdFiles: // endSlot counts the rows
+	default:
+		w.full += int64(len(w.buf))
+	}
 	return w.flush()
 }
 

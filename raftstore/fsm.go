@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -165,6 +166,7 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 }
 
 type fsmSnapshot struct {
+	sink  raft.SnapshotSink // set by Persist
 	snap  Snapshot
 	index rowraft.Index
 	yield *yield // may be nil
@@ -172,6 +174,7 @@ type fsmSnapshot struct {
 }
 
 func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
+	s.sink = sink
 	if err := snapstore.WriteStateHeader(sink, s.index); err != nil {
 		return err
 	}
@@ -179,11 +182,55 @@ func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
 	if s.yield != nil {
 		w = &yieldingWriter{w: sink, yield: s.yield}
 	}
-	_, err := s.snap.WriteTo(w)
-	return err
+	if _, err := s.snap.WriteTo(w); err != nil {
+		return err
+	}
+	if l, ok := s.snap.(LocalSnapshot); ok {
+		return snapstore.SetFull(sink, l.FullBytes())
+	}
+	return nil
 }
 
-func (s *fsmSnapshot) Release() { s.once.Do(s.snap.Release) }
+// Release runs after raft has closed the sink, or has not used the snapshot.
+func (s *fsmSnapshot) Release() {
+	s.once.Do(func() {
+		if l, ok := s.snap.(LocalSnapshot); ok && s.sink != nil {
+			if named, durable := snapstore.Outcome(s.sink); named {
+				l.Keep(durable)
+			}
+		}
+		s.snap.Release()
+	})
+}
+
+// expand returns the bytes of a snapshot for a follower, if data refers to files of this replica; otherwise nil.
+func (g *Group) expand(data io.Reader) (full io.ReadCloser, size int64, err error) {
+	size = snapstore.FullOf(data)
+	if size == 0 {
+		return nil, 0, nil
+	}
+	if g.cfg.Expand == nil {
+		return nil, 0, rowraft.Errorf(rowraft.CodeInternal,
+			"group %s: the snapshot refers to files, and the machine has none", g.cfg.ID)
+	}
+	index, err := snapstore.ReadStateHeader(data, "to send")
+	if err != nil {
+		return nil, 0, err
+	}
+	state, err := g.cfg.Expand(data)
+	if err != nil {
+		return nil, 0, err
+	}
+	var head bytes.Buffer
+	if err := snapstore.WriteStateHeader(&head, index); err != nil {
+		return nil, 0, errors.Join(err, state.Close())
+	}
+	size += int64(head.Len())
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(&head, state), state}, size, nil
+}
 
 // Restore replaces the machine's state with that of a snapshot. It does nothing if the machine has seen the log beyond
 // the snapshot, as after a restart in place.

@@ -82,6 +82,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		Boundary:    g.glog.Boundary,
 		Term:        n.currentTerm,
 		Turns:       &g.turns,
+		Expand:      g.expand,
 		Timers:      &g.timers.Group, Timeout: max(transport.RPCTimeout, heartbeat),
 		Leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
 		Quiet: func() time.Duration { return n.heartbeatTimeout() / 4 },

@@ -30,8 +30,8 @@ type StateMachine interface {
 	// Snapshot fixes the state at AppliedIndex. It must return quickly: no entry is applied during the call.
 	Snapshot() (Snapshot, error)
 
-	// Restore replaces the state with the one that Snapshot.WriteTo wrote. It builds the new state separately, verifies
-	// it and then swaps: after an error the old state is unchanged.
+	// Restore replaces the state with the one that Snapshot.WriteTo wrote, or GroupConfig.Expand made of it. It builds
+	// the new state separately, verifies it and then swaps: after an error the old state is unchanged.
 	Restore(r io.Reader) error
 }
 
@@ -40,6 +40,19 @@ type StateMachine interface {
 type Snapshot interface {
 	WriteTo(w io.Writer) (int64, error)
 	Release()
+}
+
+// LocalSnapshot is a Snapshot whose bytes may refer to files of the machine, so that only this replica can restore
+// them.
+type LocalSnapshot interface {
+	Snapshot
+	// FullBytes returns, after WriteTo, how many bytes GroupConfig.Expand will make of what was written; 0 if that refers
+	// to no file.
+	FullBytes() int64
+	// Keep is called before Release if the snapshot has its name on the disk: the machine must keep what it refers to.
+	// With sure, it is durable, and what earlier snapshots refer to may go. Otherwise the newest one after a crash may be
+	// this one or the one before.
+	Keep(sure bool)
 }
 
 // FatalError, returned by StateMachine.Apply, stops the group: the machine must not continue (unknown entry version,
@@ -207,6 +220,13 @@ type GroupConfig struct {
 	// UsesReserve permits the group's proposals while less than DiskReserveBytes are free. The proposals of such a
 	// group are few and small, and the cluster needs them to make room.
 	UsesReserve bool
+
+	// Expand, for a machine with LocalSnapshots, turns the bytes of such a snapshot into bytes that every replica can
+	// restore: a follower gets these. It may be called at any time. The group closes the result.
+	Expand func(local io.Reader) (io.ReadCloser, error)
+
+	// WantsSnapshot, if set, reports whether the machine needs a snapshot although the log is short. It must not wait.
+	WantsSnapshot func() bool
 
 	// Stages, if set, counts the times of the group's own proposals by stage.
 	Stages *StageTimes

@@ -31,7 +31,7 @@ const snapshotRetry = 10 * time.Second
 // this replica. The supervisor calls it at each tick.
 func (p *snapshotter) takeIfDue(n *instance) {
 	g := p.g
-	wanted := p.wanted.Load()
+	wanted := p.wanted.Load() || g.cfg.WantsSnapshot != nil && g.cfg.WantsSnapshot()
 	if may := p.mayTake(n, time.Now()); !may && !wanted || time.Now().UnixNano() < p.retryAt.Load() {
 		return
 	}
@@ -42,7 +42,7 @@ func (p *snapshotter) takeIfDue(n *instance) {
 		p.busy.Store(false)
 		return
 	}
-	p.hurry.Store(wanted)
+	p.hurry.Store(p.wanted.Load())
 	p.wanted.Store(false)
 	g.turns.SetWriting(true)
 	done := func() {

@@ -26,9 +26,9 @@ type Config struct {
 	// Epoch is the table epoch before the first entry; 0 means 1. The log does not contain it,
 	// so all replicas must be given the same value, at every start.
 	Epoch rowraft.TableEpoch
-	// Tier opens an empty file for the cold rows of a table with a memory limit, which Machine closes. nil: all rows are
-	// in memory. Like the file, it is no part of the state.
-	Tier func(rowraft.TableID) coldfile.Disk
+	// Tier has the files for the cold rows of tables with a memory limit. nil: all rows are in memory. Where a row lies is
+	// no part of the state.
+	Tier *coldfile.Dir
 }
 
 // Machine is the state machine of one shard replica.
@@ -47,6 +47,7 @@ type Machine struct {
 	Sessions Sessions     // of clients, with the results of their pushes
 	Jobs     Jobs         // the training jobs, with their steps and clocks
 	Rounds   DigestRounds // results of digest rounds
+	Cold     ColdFiles    // of tiered tables
 
 	scrub scrubber
 	maker tableMaker
@@ -170,6 +171,7 @@ func New(c Config) (*Machine, error) {
 	m.Reads.at, m.mu.shard, m.mu.tables = &m.position, c.Shard, &tableSet{}
 	m.tend = func(t *table, err error) error { return tend(m, t, err) }
 	m.maker = tableMaker{owned: m.owned, tier: c.Tier}
+	m.Cold = ColdFiles{reads: &m.Reads, dir: c.Tier}
 	m.Sessions.mu, m.Sessions.at = &m.mu.RWMutex, &m.position
 	m.Jobs.mu, m.Jobs.shard = &m.mu.RWMutex, c.Shard
 	m.Rounds.mu = &m.mu.RWMutex

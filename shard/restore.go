@@ -19,11 +19,15 @@ import (
 // Errors: CodeCorrupt; CodeVersionTooNew; CodeIdentity if r is a snapshot of another shard;
 // CodeWrongShard if a row is in a slot that this shard does not hold; CodeClosing; errors of r.
 func (m *Machine) Restore(r io.Reader) error {
-	rd, err := checkpoint.NewReader(r)
+	rd, err := checkpoint.NewLocalReader(r)
 	if err != nil {
 		return err
 	}
 	h := rd.Header()
+	if h.Local && m.maker.tier == nil {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"restore shard %d: the snapshot refers to rows in files, and this machine has none", m.shard)
+	}
 	if h.Shard != m.shard {
 		return rowraft.Errorf(rowraft.CodeIdentity, "restore shard %d: the snapshot belongs to shard %d", m.shard, h.Shard)
 	}
@@ -61,6 +65,15 @@ func (m *Machine) Restore(r io.Reader) error {
 	return nil
 }
 
+// coldRefs returns what rd refers to, by table.
+func coldRefs(rd *checkpoint.Reader) map[rowraft.TableID]*rowstore.TierRef {
+	refs := map[rowraft.TableID]*rowstore.TierRef{}
+	for _, f := range rd.ColdFiles() {
+		refs[f.Table] = liveColdFile(&f)
+	}
+	return refs
+}
+
 // restoreInPlace implements the sabotage canary.RestoreInPlace: after an error, readers and later
 // entries use the part of the snapshot that was read before it.
 func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
@@ -94,6 +107,7 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 func build(rd *checkpoint.Reader, maker *tableMaker) (state, error) {
 	st := state{tables: &tableSet{}}
 	names := map[string]bool{}
+	refs := coldRefs(rd)
 	for _, s := range rd.Tables() {
 		if s.ID == 0 || names[s.Name] || len(st.tables.list) >= MaxTables {
 			return st, rowraft.Errorf(rowraft.CodeCorrupt,
@@ -101,7 +115,7 @@ func build(rd *checkpoint.Reader, maker *tableMaker) (state, error) {
 					"%d tables", s.Name, MaxTables)
 		}
 		names[s.Name] = true
-		if _, err := st.tables.add(s, maker); err != nil {
+		if _, err := st.tables.addFrom(s, maker, refs[s.ID]); err != nil {
 			return st, err
 		}
 	}
@@ -128,6 +142,13 @@ func build(rd *checkpoint.Reader, maker *tableMaker) (state, error) {
 		}
 		if err := st.tables.get(b.Table).rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed); err != nil {
 			return st, err
+		}
+	}
+	for _, t := range st.tables.list {
+		if refs[t.schema.ID] != nil {
+			if err := t.rows.Tier().Restored(); err != nil {
+				return st, err
+			}
 		}
 	}
 	want := rowstore.DigestOf(rd.Trailer().Digest)

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/shard/rowstore"
+	"github.com/rowraft/rowraft/shard/rowstore/coldfile"
 )
 
 const (
@@ -46,7 +47,9 @@ type Snapshot struct {
 	jobs     []*Job          // immutable: changes copy them
 	tables   []tableSnapshot // ascending by ID
 	written  bool
-	released bool // guarded by m.mu and m.walks
+	files    coldfile.Refs // that it refers to, held until Release
+	full     int64         // bytes of the full form, after WriteLocal
+	released bool          // guarded by m.mu and m.walks
 }
 
 type tableSnapshot struct {
@@ -112,13 +115,19 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 	}
 	s := &Snapshot{
 		m: m, of: m.mu.tables, purpose: p,
-		header:   checkpoint.Header{Shard: m.shard, Applied: m.AppliedIndex(), LogTime: m.LogTime(), Epoch: m.Epoch()},
-		sessions: m.Sessions.table.share(), ended: m.Sessions.table.ended.share(), jobs: m.Jobs.table.share(),
+		header: checkpoint.Header{Shard: m.shard, Applied: m.AppliedIndex(), LogTime: m.LogTime(), Epoch: m.Epoch()},
+		files:  coldfile.Refs{}, sessions: m.Sessions.table.share(), ended: m.Sessions.table.ended.share(),
+		jobs: m.Jobs.table.share(),
 	}
 	for _, t := range m.mu.tables.list {
 		snap, err := t.rows.BeginSnapshot()
 		if err != nil {
 			return nil, errors.Join(err, s.endLocked())
+		}
+		if p == forLog {
+			if cut := snap.PinTier(); !cut.Empty() {
+				s.files[t.schema.ID] = cut.ID()
+			}
 		}
 		s.tables = append(s.tables, tableSnapshot{schema: t.schema, rows: t.rows, snap: snap})
 	}
@@ -126,6 +135,9 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 		s.sessions, s.ended = nil, ended{}
 	}
 	m.mu.cuts.running = append(m.mu.cuts.running, s)
+	if m.maker.tier != nil {
+		m.maker.tier.Hold(s.files)
+	}
 	return s, nil
 }
 
@@ -243,9 +255,13 @@ func (s *Snapshot) Sums() ([]checkpoint.SlotSum, error) {
 // Release ends the snapshot, written or not. A second call does nothing.
 func (s *Snapshot) Release() {
 	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
+	held := !s.released && s.m.maker.tier != nil
 	// An error only means that the system did not take back memory. The rows are unaffected.
 	_ = s.endLocked()
+	s.m.mu.Unlock()
+	if held {
+		_ = s.m.maker.tier.Release(s.files) // a file that is not removed takes space until the next start
+	}
 }
 
 // endLocked frees the images that rowstore keeps for s.
@@ -307,6 +323,11 @@ func (s *Snapshot) write(
 		return 0, err
 	}
 	wk := walk{base: base}
+	if s.header.Local {
+		if err := out.ColdFiles(s.coldFiles()); err != nil {
+			return out.Bytes(), err
+		}
+	}
 	for i := range s.tables {
 		if err := s.writeTable(out, &s.tables[i], &wk); err != nil {
 			return out.Bytes(), fmt.Errorf("snapshot table %s: %w", schemas[i].Name, err)
@@ -319,6 +340,7 @@ func (s *Snapshot) write(
 	if err == nil {
 		err = out.Finish(digest)
 	}
+	s.full = out.FullBytes()
 	return out.Bytes(), err
 }
 
@@ -326,7 +348,9 @@ func (s *Snapshot) write(
 type walk struct {
 	chunks     []slotChunk
 	buf        []byte
-	candidates []byte // of the slots that are done
+	candidates []byte   // of the slots that are done
+	cold       []uint64 // entries of the rows in the file, like chunks
+	coldSlot   []uint64 // of the slot that is being written
 
 	base   checkpoint.Counters // nil: write all rows
 	digest checkpoint.Digest   // only with a base: digest of the output so far
@@ -341,6 +365,8 @@ type slotChunk struct {
 	done  bool
 
 	candidatesEnd int
+	coldEnd       int
+	digest        rowstore.Digest // of the whole slot
 }
 
 func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk) error {
@@ -350,16 +376,19 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 		if next, inside, err = s.walk(t, wk, next, inside); err != nil {
 			return err
 		}
-		from, candidates := 0, 0
+		from, candidates, cold := 0, 0, 0
 		for _, p := range wk.chunks {
 			if p.first {
+				wk.coldSlot = wk.coldSlot[:0]
 				missing = p.rows
 				if err := out.BeginSlot(p.slot); err != nil {
 					return err
 				}
 			}
-			missing -= (p.end - from) / p.slot.RecordBytes
-			t.written += uint64((p.end - from) / p.slot.RecordBytes)
+			wk.coldSlot = append(wk.coldSlot, wk.cold[cold:p.coldEnd]...)
+			n := (p.end-from)/p.slot.RecordBytes + p.coldEnd - cold
+			missing -= n
+			t.written += uint64(n)
 			for rec := wk.buf[from:p.end]; wk.base != nil && len(rec) > 0; rec = rec[p.slot.RecordBytes:] {
 				wk.digest = wk.digest.Add(checkpoint.RecordDigest(rec[:p.slot.RecordBytes]))
 			}
@@ -370,11 +399,15 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 				return rowraft.Errorf(rowraft.CodeInternal, "slot %d: the snapshot lacks %d rows", p.slot.Slot, missing)
 			}
 			if p.done {
-				if err := wk.putCandidates(out, wk.candidates[candidates:p.candidatesEnd]); err != nil {
+				waiting := wk.candidates[candidates:p.candidatesEnd]
+				if err := wk.putCold(out, p.digest, waiting); err != nil {
+					return err
+				}
+				if err := wk.putCandidates(out, waiting); err != nil {
 					return err
 				}
 			}
-			from, candidates = p.end, p.candidatesEnd
+			from, candidates, cold = p.end, p.candidatesEnd, p.coldEnd
 		}
 	}
 	return nil
@@ -383,7 +416,7 @@ func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk
 // walk continues at slot next, in its middle if inside is set, and
 // returns where it stopped.
 func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bool) (rowraft.Slot, bool, error) {
-	wk.chunks, wk.buf, wk.candidates = wk.chunks[:0], wk.buf[:0], wk.candidates[:0]
+	wk.chunks, wk.buf, wk.candidates, wk.cold = wk.chunks[:0], wk.buf[:0], wk.candidates[:0], wk.cold[:0]
 	recordBytes := t.rows.RecordBytes()
 	entries := min(walkEntries, max(1, walkBytes/recordBytes))
 	s.rlock()
@@ -391,12 +424,12 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 	if err := s.usable(); err != nil {
 		return next, inside, err
 	}
-	for ; next < s.m.owned.past && len(wk.buf)+len(wk.candidates) < walkBytes; next++ {
+	for ; next < s.m.owned.past && len(wk.buf)+len(wk.candidates)+8*len(wk.cold) < walkBytes; next++ {
 		c := t.snap.Slot(next)
 		p := slotChunk{
 			slot: checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: c.Version, RecordBytes: recordBytes,
 				Removed: c.Removed},
-			first: !inside, rows: c.Rows,
+			first: !inside, rows: c.Rows, digest: c.Digest,
 		}
 		if p.rows == 0 && p.slot.Counter == 0 {
 			continue
@@ -405,7 +438,10 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 		if err != nil {
 			return next, inside, err
 		}
+		t.snap.ClearRefs()
 		wk.buf, p.done = t.snap.AppendSlotSince(wk.buf, next, since, entries)
+		wk.cold = append(wk.cold, t.snap.Refs()...)
+		p.coldEnd = len(wk.cold)
 		if err := t.rows.Tier().Broken(); err != nil {
 			return next, inside, err
 		}

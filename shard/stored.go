@@ -1,6 +1,11 @@
 package shard
 
-import "github.com/rowraft/rowraft/checkpoint"
+import (
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/shard/expand"
+	"github.com/rowraft/rowraft/shard/rowstore"
+)
 
 // The live state of sessions and jobs, and the records of them in a snapshot (docs/formats/snapshot.md), are types of
 // their own. The functions here are the only conversion between them.
@@ -52,4 +57,15 @@ func liveJob(j *checkpoint.Job) *Job {
 		Closed:     convert(j.Closed, func(s checkpoint.ClosedStep) ClosedStep { return ClosedStep(s) }),
 		Open:       (*OpenStep)(j.Open), Positions: j.Positions,
 	}
+}
+
+func storedColdFile(table rowraft.TableID, r *rowstore.TierRef) checkpoint.ColdFile {
+	return checkpoint.ColdFile{
+		Table: table, ID: r.File.ID, RecordBytes: r.File.RecordBytes, PerExtent: r.File.PerExtent, Cut: r.File.Cut,
+		Secret: r.Secret, Seeds: r.File.Seeds,
+	}
+}
+
+func liveColdFile(f *checkpoint.ColdFile) *rowstore.TierRef {
+	return &rowstore.TierRef{Secret: f.Secret, File: expand.RefOf(f)}
 }

@@ -67,13 +67,24 @@ func (ts *tableSet) digest() (sum rowstore.Digest, rows uint64) {
 // tableMaker makes the rows of tables. It is immutable.
 type tableMaker struct {
 	owned *slotSet
-	tier  func(rowraft.TableID) coldfile.Disk // of Config
+	tier  *coldfile.Dir // of Config
 }
 
-func (m *tableMaker) rows(s rowraft.Schema) (*rowstore.Table, error) {
-	o := rowstore.Options{Schema: s, Slots: m.owned.count, Owned: m.owned.has}
-	if s.Memory > 0 && m.tier != nil {
-		o.Tier = m.tier(s.ID)
+// rows makes the rows of a table. With ref, they continue those of a file.
+func (m *tableMaker) rows(s rowraft.Schema, ref *rowstore.TierRef) (*rowstore.Table, error) {
+	o := rowstore.Options{Schema: s, Slots: m.owned.count, Owned: m.owned.has, TierRef: ref}
+	switch {
+	case ref != nil && (s.Memory == 0 || m.tier == nil):
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot refers to rows in a file, and the table has none")
+	case ref != nil:
+		disk, err := m.tier.Open(s.ID, ref.File.ID)
+		if err != nil {
+			return nil, err
+		}
+		o.Tier, o.TierID = disk, ref.File.ID
+	case s.Memory > 0 && m.tier != nil:
+		o.TierID = coldfile.NewID()
+		o.Tier = m.tier.Create(s.ID, o.TierID)
 	}
 	rows, err := rowstore.New(o)
 	if err != nil && o.Tier != nil {
@@ -84,7 +95,12 @@ func (m *tableMaker) rows(s rowraft.Schema) (*rowstore.Table, error) {
 
 // add adds an empty table. REQUIRES: neither its ID nor its name is taken.
 func (ts *tableSet) add(s rowraft.Schema, maker *tableMaker) (*table, error) {
-	rows, err := maker.rows(s)
+	return ts.addFrom(s, maker, nil)
+}
+
+// addFrom is add for a table that continues the rows of a file, unless ref is nil.
+func (ts *tableSet) addFrom(s rowraft.Schema, maker *tableMaker, ref *rowstore.TierRef) (*table, error) {
+	rows, err := maker.rows(s, ref)
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", s.Name, err)
 	}
@@ -159,6 +175,9 @@ func (ts *tableSet) addRows(b *checkpoint.Block) error {
 	t := ts.get(b.Table)
 	if t != nil && b.Candidates != nil {
 		return t.rows.RestoreCandidates(b.Slot.Slot, b.Candidates)
+	}
+	if t != nil && b.Cold != nil {
+		return t.rows.Tier().RestoreCold(b.Slot.Slot, b.Cold, rowstore.DigestOf(b.ColdDigest))
 	}
 	if t == nil || b.RecordBytes != t.rows.RecordBytes() {
 		return rowraft.Errorf(rowraft.CodeCorrupt,

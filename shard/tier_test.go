@@ -2,10 +2,8 @@ package shard
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,19 +20,12 @@ import (
 )
 
 // tierIn returns a Config.Tier with files in a new directory of fs.
-func tierIn(tb testing.TB, fs vfs.FS) func(rowraft.TableID) coldfile.Disk {
-	dir, n := tb.TempDir(), 0
-	if err := vfs.MkdirAll(fs, dir); err != nil {
+func tierIn(tb testing.TB, fs vfs.FS) *coldfile.Dir {
+	dir, err := coldfile.OpenDir(fs, filepath.Join(tb.TempDir(), "cold"))
+	if err != nil {
 		tb.Fatal(err)
 	}
-	return func(id rowraft.TableID) coldfile.Disk {
-		n++
-		f, err := fs.OpenFile(filepath.Join(dir, fmt.Sprintf("%x-%d", uint64(id), n)), os.O_CREATE|os.O_RDWR)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		return f
-	}
+	return dir
 }
 
 // tieredTables are tables whose rows do not fit in their memory.
@@ -318,29 +309,35 @@ func TestBrokenTierDisk(t *testing.T) {
 	}
 }
 
-// lockedReads counts the reads of a file while a lock of a machine is held.
+// lockedReads counts the reads of files while a lock of a machine is held.
 type lockedReads struct {
-	coldfile.Disk
+	vfs.FS
 	locked func() bool
 	n      atomic.Int32
 }
 
-func (d *lockedReads) ReadAt(b []byte, at int64) (int, error) {
-	if d.locked() {
-		d.n.Add(1)
+func (d *lockedReads) OpenFile(name string, flag int) (vfs.File, error) {
+	f, err := d.FS.OpenFile(name, flag)
+	return lockedFile{f, d}, err
+}
+
+type lockedFile struct {
+	vfs.File
+	disk *lockedReads
+}
+
+func (f lockedFile) ReadAt(b []byte, at int64) (int, error) {
+	if f.disk.locked() {
+		f.disk.n.Add(1)
 	}
-	return d.Disk.ReadAt(b, at)
+	return f.File.ReadAt(b, at)
 }
 
 // coldRows returns a replica of a table with the rows of keys 0 to 9,999 on disk.
 func coldRows(t *testing.T) (r *replica, s rowraft.Schema, pushKeys func(from, to int), disk *lockedReads) {
 	s = tieredTables()[0]
-	open := tierIn(t, vfs.OS)
-	disk = &lockedReads{locked: func() bool { return false }}
-	r = newReplica(t, Config{Tier: func(id rowraft.TableID) coldfile.Disk {
-		disk.Disk = open(id)
-		return disk
-	}})
+	disk = &lockedReads{FS: vfs.OS, locked: func() bool { return false }}
+	r = newReplica(t, Config{Tier: tierIn(t, disk)})
 	r.create(s)
 	r.mustOpen(1, 1)
 	seq := rowraft.Seq(0)

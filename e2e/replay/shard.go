@@ -24,7 +24,7 @@ type shardCheck struct {
 
 // replica is the data of one server for the shard.
 type replica struct {
-	server string
+	server Server
 	*offline.Group
 }
 
@@ -54,7 +54,7 @@ func (c *shardCheck) open(servers []Server, stores []*offline.Store) error {
 			for _, bad := range g.Bad {
 				c.wrong("server %s: %v", servers[i].Name, bad)
 			}
-			c.replicas = append(c.replicas, &replica{servers[i].Name, g})
+			c.replicas = append(c.replicas, &replica{servers[i], g})
 		}
 	}
 	c.report.Replicas += len(c.replicas)
@@ -63,7 +63,7 @@ func (c *shardCheck) open(servers []Server, stores []*offline.Store) error {
 	}
 	for _, r := range c.replicas {
 		for _, s := range r.Snapshots {
-			c.know(s.Index, "a snapshot on server "+r.server+" covers it")
+			c.know(s.Index, "a snapshot on server "+r.server.Name+" covers it")
 		}
 	}
 	c.knowMajority()
@@ -136,7 +136,7 @@ func (c *shardCheck) knowMajority() {
 func (c *shardCheck) entry(r *replica, i rowraft.Index) (offline.Entry, error) {
 	if !r.has(i) {
 		return offline.Entry{},
-			rowraft.Errorf(rowraft.CodeNotFound, "entry %d is not in the log of server %s", i, r.server)
+			rowraft.Errorf(rowraft.CodeNotFound, "entry %d is not in the log of server %s", i, r.server.Name)
 	}
 	return r.Entry(i)
 }
@@ -183,13 +183,14 @@ func (c *shardCheck) agreeAt(i rowraft.Index) {
 		e, err := r.Entry(i)
 		switch {
 		case err != nil:
-			c.wrong("log of server %s: %v", r.server, err)
+			c.wrong("log of server %s: %v", r.server.Name, err)
 		case one == nil:
 			one, want = r, e
 		case !e.Equal(want):
 			c.wrong("entry %d is committed (up to %d: %s), but differs: server %s has %s of term %d with %d bytes, server "+
 				"%s %s of term %d with %d bytes",
-				i, c.committed, c.why, one.server, want.Kind, want.Term, len(want.Data), r.server, e.Kind, e.Term, len(e.Data))
+				i, c.committed, c.why, one.server.Name, want.Kind, want.Term, len(want.Data), r.server.Name, e.Kind, e.Term,
+				len(e.Data))
 		}
 	}
 }
@@ -200,7 +201,7 @@ func (c *shardCheck) agreeSnapshots() {
 		for _, s := range r.Snapshots {
 			if e, ok := c.merged(s.Index); ok && e.Term != s.Term {
 				c.wrong("snapshot %s of server %s ends with an entry of term %d, the logs have term %d there",
-					s.ID, r.server, s.Term, e.Term)
+					s.ID, r.server.Name, s.Term, e.Term)
 			}
 		}
 	}

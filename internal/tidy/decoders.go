@@ -87,8 +87,6 @@ var decoders = map[string]string{
 	"shard.Machine.Apply":                      "e2e/reference.FuzzApply",
 	"shard.Reads.Pull":                         "shard.FuzzPull",
 	"shard.Machine.Restore":                    "shard.FuzzRestore",
-	"shard/rowstore.DigestOf":                  "shard.FuzzRestore",
-	"shard/rowstore.parseCandidate":            "e2e/reference.FuzzLoad",
 	"shard/rowstore.Table.RestoreRow":          "shard/rowstore.FuzzRestoreRow",
 	"trainer.LoadConfig":                       "trainer.FuzzConfig",
 	"trainer/report.Number.UnmarshalJSON":      "trainer/report.FuzzNumber",
@@ -129,6 +127,10 @@ var decoders = map[string]string{
 	"wire.CheckFinite":                         "wire.FuzzParseSegment",
 	"raftstore/raftlog.parseSection":           "raftstore/raftlog.FuzzRowLog",
 	"raftstore/raftlog.parseState":             "raftstore/raftlog.FuzzRowLog",
+	"checkpoint.Reader.coldRows":               "checkpoint.FuzzLocalReader",
+	"checkpoint.Reader.readColdFiles":          "checkpoint.FuzzLocalReader",
+	"shard/rowstore/digest.Of":                 "shard.FuzzRestore",
+	"shard/rowstore/candidate.Parse":           "e2e/reference.FuzzLoad",
 }
 
 // noDecoders do what decoders do; why they need no target.
@@ -153,6 +155,10 @@ var noDecoders = map[string]string{
 	"wire.Widen": "as many numbers as its caller has room for, of bytes that it has " +
 		"measured",
 	"shard/rowstore/coldfile.File.readOne":       "a record that has its length, and its checksum",
+	"shard/rowstore/coldfile.File.Check":         "a header of fixed length",
+	"shard/rowstore/coldfile.newSeed":            "random bytes",
+	"shard/rowstore.Tier.RestoreCold":            "entries of fixed length that the stream has counted",
+	"shard/rowstore.ColdPlace":                   "likewise",
 	"client.segmentRows.getVersions":             "as many rows as ParseSegment has measured",
 	"shard/rowstore.leaveOut":                    "as many versions as PullVersions has measured",
 	"shard/rowstore.knownVersion":                "likewise",

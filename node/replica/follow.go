@@ -96,10 +96,8 @@ func (h *Host) removeReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error 
 	if err := h.fences.forget(shard, id); err != nil {
 		return fmt.Errorf("forget that replica %s of shard %d was fenced: %w", id, shard, err)
 	}
-	if h.replica(shard) == nil {
-		if err := h.removeColdDir(shard); err != nil {
-			return err
-		}
+	if err := h.removeColdDir(shard, id); err != nil {
+		return err
 	}
 	if !known {
 		h.log.Info("deleted a replica that left", "shard", uint32(shard), "replica", string(id))

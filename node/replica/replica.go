@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/node/freshness"
 	"github.com/rowraft/rowraft/node/hot"
@@ -20,6 +22,7 @@ import (
 	"github.com/rowraft/rowraft/node/steps"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
+	"github.com/rowraft/rowraft/shard/rowstore/coldfile"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -127,16 +130,22 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s, nil
+	return localSnapshot{s}, nil
 }
+
+// localSnapshot is a shard.Snapshot as the group keeps it on its own disk.
+type localSnapshot struct{ *shard.Snapshot }
+
+func (s localSnapshot) WriteTo(w io.Writer) (int64, error) { return s.WriteLocal(w) }
+func (s localSnapshot) Bytes() int64                       { return s.LocalBytes() }
 
 // openReplica starts the group of one shard as the map describes it.
 func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clustermap.Replica) (*replica, error) {
-	cold, err := h.openColdDir(s.ID)
+	cold, err := coldfile.OpenDir(vfs.OrOS(h.opts.FS), h.coldDir(s.ID, self.ID))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("shard %d: %w", s.ID, err)
 	}
-	machine, err := shard.New(shard.Config{Shard: s.ID, SlotCount: m.SlotCount(), Slots: m.SlotsOf(s.ID), Tier: cold.file})
+	machine, err := shard.New(shard.Config{Shard: s.ID, SlotCount: m.SlotCount(), Slots: m.SlotsOf(s.ID), Tier: cold})
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +180,14 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 		},
 
 		Stages: &h.stages,
+		Expand: machine.Cold.Expand, WantsSnapshot: machine.Cold.WantsSnapshot,
 	})
+	if err == nil {
+		// The group has restored its snapshot: the files of other snapshots are of no use any more.
+		if err := cold.RemoveStale(); err != nil {
+			r.log.Warn("files of cold rows that no table has could not be removed", "err", err)
+		}
+	}
 	if err != nil {
 		r.cancel()
 		return nil, errors.Join(fmt.Errorf("shard %d: %w", s.ID, err), machine.Close())

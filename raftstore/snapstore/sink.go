@@ -8,15 +8,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"strconv"
+	"strings"
 
 	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/frame"
 )
-
-// sequence makes the names of snapshots taken at one index distinct.
-var sequence atomic.Uint64
 
 // Create begins a snapshot. Until its sink is closed, the name of its directory ends in ".tmp", and List ignores it.
 func (s *Store) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
@@ -24,19 +23,11 @@ func (s *Store) Create(version raft.SnapshotVersion, index, term uint64, configu
 	if version != 1 {
 		return nil, fmt.Errorf("snapshot version %d, want 1", version)
 	}
-	var id string
-	for {
-		id = fmt.Sprintf("%020d-%010d-%04d", index, term, sequence.Add(1))
-		if _, err := s.disk.Stat(filepath.Join(s.dir, id)); errors.Is(err, fs.ErrNotExist) {
-			break
-		} else if err != nil {
-			return nil, err
-		}
-	}
-	tmp := filepath.Join(s.dir, id+".tmp")
-	if err := s.disk.Mkdir(tmp); err != nil {
+	id, err := s.newDir(index, term)
+	if err != nil {
 		return nil, err
 	}
+	tmp := filepath.Join(s.dir, id+".tmp")
 	f, err := s.disk.OpenFile(filepath.Join(tmp, "data"), os.O_CREATE|os.O_EXCL|os.O_WRONLY)
 	if err != nil {
 		return nil, errors.Join(err, vfs.RemoveAll(s.disk, tmp))
@@ -55,6 +46,30 @@ func (s *Store) Create(version raft.SnapshotVersion, index, term uint64, configu
 	return k, nil
 }
 
+// newDir makes the directory of a new snapshot. Its name is above all others with the same index and term: of several
+// snapshots at one index, the last one is the newest, also after a restart.
+func (s *Store) newDir(index, term uint64) (id string, err error) {
+	prefix := fmt.Sprintf("%020d-%010d-", index, term)
+	for {
+		entries, err := s.disk.ReadDir(s.dir)
+		if err != nil {
+			return "", err
+		}
+		last := uint64(0)
+		for _, e := range entries {
+			if n, ok := strings.CutPrefix(strings.TrimSuffix(e.Name(), ".tmp"), prefix); ok {
+				i, _ := strconv.ParseUint(n, 10, 64)
+				last = max(last, i)
+			}
+		}
+		id = fmt.Sprintf("%s%04d", prefix, last+1)
+		err = s.disk.Mkdir(filepath.Join(s.dir, id+".tmp"))
+		if !errors.Is(err, fs.ErrExist) { // another Create may have made it
+			return id, err
+		}
+	}
+}
+
 // sink writes one snapshot. Used by one goroutine. A second Close or Cancel does nothing.
 type sink struct {
 	store *Store
@@ -64,7 +79,37 @@ type sink struct {
 	buf   []byte      // chunk header, then payload
 	meta  meta
 	done  bool
+	named bool  // commit has renamed the directory
 	err   error // first failure; Close returns it again
+}
+
+// SetFull notes how many bytes the state has without references to files; 0: it has no references.
+func SetFull(s raft.SnapshotSink, bytes int64) error {
+	k, err := sinkOf(s)
+	if err == nil {
+		k.meta.Full = bytes
+	}
+	return err
+}
+
+// Outcome reports what became of a sink that was closed or canceled: whether the snapshot has its name, and whether
+// that is durable.
+func Outcome(s raft.SnapshotSink) (named, durable bool) {
+	k, err := sinkOf(s)
+	if err != nil {
+		return false, false
+	}
+	return k.named, k.named && k.err == nil
+}
+
+func sinkOf(s raft.SnapshotSink) (*sink, error) {
+	switch s := s.(type) {
+	case *sink:
+		return s, nil
+	case *watchedSink:
+		return s.sink, nil
+	}
+	return nil, rowraft.Errorf(rowraft.CodeInternal, "a %T is not a sink of our store", s)
 }
 
 func (k *sink) ID() string { return k.meta.Raft.ID }
@@ -151,6 +196,7 @@ func (k *sink) commit() error {
 	if err := k.store.disk.Rename(k.tmp, filepath.Join(k.store.dir, k.ID())); err != nil {
 		return err
 	}
+	k.named = true
 	return k.store.disk.SyncDir(k.store.dir)
 }
 

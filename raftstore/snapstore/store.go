@@ -100,6 +100,8 @@ type meta struct {
 	Raft   raft.SnapshotMeta `json:"raft"`
 	Chunks int64             `json:"chunks"`
 	Owner  string            `json:"owner"`
+	// Full is how many bytes of state the snapshot has without references to files; 0: it has none.
+	Full int64 `json:"full,omitempty"`
 }
 
 // List returns the good snapshots, newest first.
@@ -209,7 +211,7 @@ func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 		s.markBad(id, err)
 		return nil, nil, err
 	}
-	r := &reader{store: s, meta: m.Raft, chunks: m.Chunks, f: f, br: bufio.NewReaderSize(f, 64<<10)}
+	r := &reader{store: s, meta: m.Raft, chunks: m.Chunks, full: m.Full, f: f, br: bufio.NewReaderSize(f, 64<<10)}
 	if err := r.readHeader(); err != nil {
 		f.Close()
 		s.markBad(id, err)
@@ -309,6 +311,7 @@ type reader struct {
 	store  *Store
 	meta   raft.SnapshotMeta
 	chunks int64
+	full   int64
 
 	f    vfs.File
 	br   *bufio.Reader
@@ -402,14 +405,30 @@ var errSinkClosed = errors.New("snapshot sink is closed, or its group is stoppin
 
 // MetaOf returns the meta of the snapshot that rc reads. Raft wraps the reader that it got from Open, to count bytes.
 func MetaOf(rc io.ReadCloser) (*raft.SnapshotMeta, error) {
+	if r := unwrap(rc); r != nil {
+		return &r.meta, nil
+	}
+	return nil, rowraft.Errorf(rowraft.CodeInternal, "restore from a %T, want a snapshot of our store", rc)
+}
+
+// FullOf returns how many bytes of state the snapshot has that r reads when its references to files are replaced by
+// what they refer to; 0 if it has none, or is not of our store.
+func FullOf(r io.Reader) int64 {
+	if r := unwrap(r); r != nil {
+		return r.full
+	}
+	return 0
+}
+
+func unwrap(rc io.Reader) *reader {
 	for {
 		switch r := rc.(type) {
 		case *reader:
-			return &r.meta, nil
+			return r
 		case raft.ReadCloserWrapper:
 			rc = r.WrappedReadCloser()
 		default:
-			return nil, rowraft.Errorf(rowraft.CodeInternal, "restore from a %T, want a snapshot of our store", rc)
+			return nil
 		}
 	}
 }

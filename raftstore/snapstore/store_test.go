@@ -142,7 +142,6 @@ func TestSnapshotGoldenBytes(t *testing.T) {
 		t.Fatalf("read %+v, %q, %v", m, b, err)
 	}
 	s, _ = testStore(t)
-	sequence.Store(0)
 	dir := filepath.Join(s.dir, writeSnapshot(t, s, 7, 3, []byte("hello")))
 	for _, file := range []string{"data", "meta"} {
 		got, err1 := os.ReadFile(filepath.Join(dir, file))

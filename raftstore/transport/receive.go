@@ -28,6 +28,9 @@ type Replica struct {
 	// times as long. nil: neither waits.
 	Quiet func() time.Duration
 	Guard *RollbackGuard // nil in tests of this package
+	// Expand returns the bytes of a snapshot that follower can restore, with their number, if that are not the bytes of
+	// data; otherwise nil. nil: they always are.
+	Expand func(data io.Reader) (full io.ReadCloser, size int64, err error)
 }
 
 // RollbackGuard is what the transport does with the marks of replicas.

@@ -335,6 +335,22 @@ func (t *Transport) limit(args *raft.AppendEntriesRequest) {
 	args.LeaderCommitIndex = min(args.LeaderCommitIndex, args.PrevLogEntry+uint64(len(args.Entries)))
 }
 
+// sendSnapshot sends data, or what Expand makes of it.
+func (t *Transport) sendSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest,
+	resp *raft.InstallSnapshotResponse, data io.Reader) error {
+	if t.replica.Expand != nil {
+		full, size, err := t.replica.Expand(data)
+		if err != nil {
+			return err
+		}
+		if full != nil {
+			defer full.Close()
+			data, args.Size = full, size
+		}
+	}
+	return t.Transport.InstallSnapshot(id, target, args, resp, &pacedReader{data, t.pace, t.stop})
+}
+
 func (t *Transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest,
 	resp *raft.InstallSnapshotResponse, data io.Reader) error {
 	t.note(id, args.Term, func(p *Progress) {
@@ -342,7 +358,7 @@ func (t *Transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress,
 	})
 	sent := *args
 	sent.RPCHeader = t.addressed(args.RPCHeader, id, nil)
-	err := t.Transport.InstallSnapshot(id, target, &sent, resp, &pacedReader{data, t.pace, t.stop})
+	err := t.sendSnapshot(id, target, &sent, resp, data)
 	now := time.Now()
 	t.note(id, args.Term, func(p *Progress) {
 		p.Installing = false

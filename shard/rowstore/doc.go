@@ -60,7 +60,7 @@
 // without a row needs the disk only if the 32 bits of its tag are those of a cold row of its slot.
 // A row changes in memory only. Its record in the file is immutable: a row that moves
 // out gets a new place, in an extent of 256 KiB that is written at once. A place is used again
-// when its extent has no row and all readers that may hold the place have left (grace). CLOCK
+// when its extent has no row, all readers that may hold the place have left (grace), and no snapshot needs it. CLOCK
 // chooses the rows that move out: pulls and changes set a bit, the hand clears it.
 //
 // A pull reads cold rows from the file in one batch, sorted by place, by up to 16 goroutines. A row
@@ -72,7 +72,7 @@
 // For snapshots and checks of a slot, a move is a change of the slot that changes no row: the writer
 // claims the slot, and replaces the entry in the older segments that they walk.
 //
-// The file is scratch: a replica restores its rows from a snapshot and the log, as without a tier.
+// A snapshot on the same disk refers to the cold rows by their index entries (tierref.go): a start reads none of them.
 //
 // # Concurrency
 //

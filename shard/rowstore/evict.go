@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/candidate"
 	"github.com/rowraft/rowraft/shard/rowstore/order"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -111,7 +112,7 @@ func (t *Table) CountSweep(
 		}
 	})
 	if done {
-		t.track.eachCandidate(slot, func(_ uint32, k candidate) {
+		t.track.eachCandidate(slot, func(_ uint32, k candidate.Candidate) {
 			if c.meetsCandidate(k) {
 				candidates++
 			}
@@ -145,13 +146,13 @@ func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, cand
 		}
 	}
 	var keys []rowraft.Key
-	t.track.eachCandidate(slot, func(_ uint32, k candidate) {
+	t.track.eachCandidate(slot, func(_ uint32, k candidate.Candidate) {
 		if c.meetsCandidate(k) {
-			keys = append(keys, k.key)
+			keys = append(keys, k.Key)
 		}
 	})
 	for _, key := range keys {
-		t.track.forget(slot, t.index.secret.tag(key), key)
+		t.track.forget(slot, t.index.secret.Tag(key), key)
 		t.index.slot(slot).version++
 	}
 	if t.track != nil {
@@ -211,18 +212,18 @@ func (c *condition) meets(t *Table, r record) bool {
 	return sum < c.square
 }
 
-func (c *condition) meetsCandidate(k candidate) bool {
-	return c.conditions&wire.SweepNorm == 0 && c.old(k.tick) && (c.conditions&wire.SweepCount == 0 || k.count < c.count)
+func (c *condition) meetsCandidate(k candidate.Candidate) bool {
+	return c.conditions&wire.SweepNorm == 0 && c.old(k.Tick) && (c.conditions&wire.SweepCount == 0 || k.Count < c.count)
 }
 
 // eachCandidate calls do with the candidates of slot. k may be nil. do must not change them.
-func (k *track) eachCandidate(slot rowraft.Slot, do func(at uint32, c candidate)) {
+func (k *track) eachCandidate(slot rowraft.Slot, do func(at uint32, c candidate.Candidate)) {
 	if k.waiting(slot) == 0 {
 		return
 	}
 	set := k.of(slot)
-	for i := range uint32(len(set.words) / 2) {
-		if c := set.at(i); c.count != 0 {
+	for i := range uint32(len(set.Words) / 2) {
+		if c := set.At(i); c.Count != 0 {
 			do(i, c)
 		}
 	}

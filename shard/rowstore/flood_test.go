@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/shard/rowstore/candidate"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -73,8 +74,8 @@ func candidateProbes(t *Table) (mean float64, most int) {
 	sum, n := 0, 0
 	for i := range t.track.slots {
 		set := &t.track.slots[i]
-		t.track.eachCandidate(rowraft.Slot(i), func(at uint32, c candidate) {
-			far := 1 + int((at-t.index.secret.tag(c.key))&set.mask())
+		t.track.eachCandidate(rowraft.Slot(i), func(at uint32, c candidate.Candidate) {
+			far := 1 + int((at-t.index.secret.Tag(c.Key))&set.Mask())
 			sum, n, most = sum+far, n+1, max(most, far)
 		})
 	}
@@ -136,7 +137,7 @@ func TestTagsOfChosenKeysSpread(t *testing.T) {
 			s[1], s[3] = s[1]|1, s[3]|1
 			var first, last [parts]int
 			for i := range uint64(parts * per) {
-				tag := s.tag(rowraft.Key(tc.key(i)))
+				tag := s.Tag(rowraft.Key(tc.key(i)))
 				first[tag>>22]++
 				last[tag&(parts-1)]++
 			}

@@ -60,7 +60,7 @@ func (x *index) slot(s rowraft.Slot) *slotState { return &x.slots[s-x.first] }
 // starts. The slot is public; the tag depends on the table's secret. All rows of a
 // dense tensor share a slot, and their tags spread them within it.
 func (x *index) locate(key rowraft.Key) (rowraft.Slot, uint32) {
-	return x.slotOf(key), x.secret.tag(key)
+	return x.slotOf(key), x.secret.Tag(key)
 }
 
 // secret makes the tags of one table in one process unpredictable. The hash of a key is public. If
@@ -79,9 +79,9 @@ func newSecret() (s secret) {
 	return s
 }
 
-// tag is two rounds of folded multiplication, as in wyhash, with a secret of 256 bits. It takes
+// Tag is two rounds of folded multiplication, as in wyhash, with a secret of 256 bits. It takes
 // about 10 cycles, which overlap from key to key.
-func (s *secret) tag(key rowraft.Key) uint32 {
+func (s *secret) Tag(key rowraft.Key) uint32 {
 	hi, lo := bits.Mul64(uint64(key)^s[0], s[1])
 	hi, lo = bits.Mul64(hi^lo^s[2], s[3])
 	return uint32(hi ^ lo)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/candidate"
 	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
@@ -81,8 +82,8 @@ func (t *Table) CheckSlot(s rowraft.Slot, most int) (size int, done, ok bool) {
 		return size, false, true
 	}
 	waiting := 0
-	t.track.eachCandidate(s, func(_ uint32, k candidate) {
-		c.sum = c.sum.Add(k.digest())
+	t.track.eachCandidate(s, func(_ uint32, k candidate.Candidate) {
+		c.sum = c.sum.Add(candidateDigest(k))
 		size += CandidateBytes
 		waiting++
 	})

@@ -92,7 +92,7 @@ func TestCheckSlotFindsEveryBitOfCandidates(t *testing.T) {
 	if n, _, ok := tb.CheckSlot(slot, 1<<30); n != CandidateBytes || !ok {
 		t.Fatalf("read %d bytes, ok: %v", n, ok)
 	}
-	words := tb.track.slots[slot].words
+	words := tb.track.slots[slot].Words
 	for i := range words {
 		for bit := range 64 {
 			if i%2 == 1 && bit >= 32 {

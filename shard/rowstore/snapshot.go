@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/coldfile"
 	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
@@ -53,6 +54,11 @@ type Snapshot struct {
 		spare      []slab.Place
 		candidates *candidateCut // nil if the table has no candidates
 	}
+	cut *coldfile.Cut // of the tier's file; nil: none
+	// With refers, the rows of that cut are in refs, and not among the records. The reader owns both.
+	refers bool
+	refs   []uint64
+
 	ready readyImages  // owned by the writer
 	read  []slab.Place // owned by the reader: images that it has appended
 
@@ -128,6 +134,7 @@ func (s *Snapshot) End() error {
 		return nil
 	}
 	t.snaps.running = slices.Delete(t.snaps.running, i, i+1)
+	s.cut.Release()
 	t.snaps.outgrown = slices.DeleteFunc(t.snaps.outgrown, func(seg segment) bool {
 		if slices.ContainsFunc(t.snaps.running, func(s *Snapshot) bool { return s.walking && s.walk.includes(seg) }) {
 			return false
@@ -267,7 +274,7 @@ const maxDisturbed = 3
 func (s *Snapshot) tryAppend(
 	dst []byte, slot rowraft.Slot, since uint64, maxEntries int, exclusive bool,
 ) (out []byte, done, whole bool) {
-	before := len(dst)
+	before, refs := len(dst), len(s.refs)
 	c, to := s.begin(slot)
 	switch {
 	case c.isSaved():
@@ -287,6 +294,7 @@ func (s *Snapshot) tryAppend(
 	}
 	if !exclusive && s.disturbed {
 		s.exit()
+		s.refs = s.refs[:refs]
 		return dst[:before], false, false
 	}
 	s.walk.at, s.walk.pos = to.at, to.pos
@@ -352,6 +360,10 @@ func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter ui
 	for i := range entries {
 		e := atomic.LoadUint64(&entries[i])
 		if !isRow(e) {
+			continue
+		}
+		if isCold(e) && s.refers && s.cut.Has(coldPlace(e)) {
+			s.refs = append(s.refs, e)
 			continue
 		}
 		if isCold(e) {

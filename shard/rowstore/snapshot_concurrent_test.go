@@ -13,6 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/shard/rowstore/candidate"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -157,7 +158,7 @@ func (w *streamWriter) snapshot(t *testing.T) {
 		b = snap.AppendCandidates(b, slot)
 		w.life.RUnlock()
 		for ; len(b) > 0; b = b[CandidateBytes:] {
-			got.digest = got.digest.Add(parseCandidate(b).digest())
+			got.digest = got.digest.Add(candidateDigest(candidate.Parse(b)))
 			got.candidates++
 		}
 	}

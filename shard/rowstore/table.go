@@ -2,6 +2,7 @@ package rowstore
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/rowraft/rowraft"
@@ -19,6 +20,11 @@ type Options struct {
 	// Tier is for the rows of a table with a memory limit that do not fit; the table closes it. nil: all rows stay in
 	// memory.
 	Tier coldfile.Disk
+	// TierID is the identity of that file.
+	TierID coldfile.ID
+	// TierRef continues with the rows that the file has, instead of with an empty file: the caller calls RestoreCold for
+	// each slot with such rows, and then Tier.Restored.
+	TierRef *TierRef
 }
 
 // Table holds the rows of one table on one shard. It checks arguments and routes a call to the parts that own the
@@ -62,7 +68,9 @@ func New(o Options) (*Table, error) {
 	t.snaps.index = &t.index
 	t.snaps.chooseClaims()
 	t.track = newTrack(t)
-	t.index.tier = newTier(t, &o)
+	if t.index.tier, err = newTier(t, &o); err != nil {
+		return nil, errors.Join(err, t.index.slab.Close())
+	}
 	return t, nil
 }
 

@@ -18,7 +18,7 @@ import (
 // A record in the file never changes at its place. A row that is needed for a change moves into memory first (load),
 // and gets a new place when it moves out again. An extent of the file is filled with rows that nothing has read or
 // changed lately, and with the rows that are left in a sparse extent. An extent without rows is written again when no
-// reader can hold a place in it (see grace).
+// reader can hold a place in it (see grace), and no pinned cut of the file has its rows.
 //
 // Methods of a nil Tier do nothing: a table that is all in memory has none.
 type Tier struct {
@@ -74,9 +74,9 @@ const (
 
 // newTier returns the tier of t, or nil if all rows are to be in memory. o.Tier stays with the caller if there is an
 // error.
-func newTier(t *Table, o *Options) *Tier {
+func newTier(t *Table, o *Options) (*Tier, error) {
 	if o.Schema.Memory == 0 || o.Tier == nil {
-		return nil
+		return nil, nil
 	}
 	owned := 0
 	for _, w := range t.index.bits {
@@ -87,9 +87,18 @@ func newTier(t *Table, o *Options) *Tier {
 	share, _ := bits.Div64(hi, lo, uint64(t.index.slotCount))
 	r.share = int64(share)
 	rows := int(r.share) / t.index.slabRecordBytes()
-	r.file = coldfile.New(o.Tier, t.index.slabRecordBytes(), rows/8)
 	r.clock = clock.New(2 * rows)
-	return r
+	if o.TierRef == nil {
+		r.file = coldfile.New(o.Tier, o.TierID, t.index.slabRecordBytes(), rows/8)
+		return r, nil
+	}
+	if have, want := o.TierRef.File.RecordBytes, t.index.slabRecordBytes(); have != want {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "table %s: cold rows of %d bytes, want %d", o.Schema.Name, have, want)
+	}
+	t.index.secret = o.TierRef.Secret
+	var err error
+	r.file, err = coldfile.Open(o.Tier, o.TierRef.File)
+	return r, err
 }
 
 // Tier returns the tier of the table, or nil if all its rows are in memory.

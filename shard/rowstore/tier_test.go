@@ -53,6 +53,8 @@ func (f *memFile) WriteAt(p []byte, at int64) (int, error) {
 	return copy(f.b[at:], p), nil
 }
 
+func (f *memFile) Sync() error { return nil }
+
 func (f *memFile) Close() error {
 	f.closed = true
 	return nil
@@ -94,7 +96,7 @@ func moveRows(tb rapid.TB, r *Tier, in []rowraft.Key, out int) {
 func withTier(table *Table, memory uint64) *memFile {
 	o := Options{Schema: table.schema, Tier: &memFile{}}
 	o.Schema.Memory = memory
-	table.index.tier = newTier(table, &o)
+	table.index.tier, _ = newTier(table, &o)
 	return o.Tier.(*memFile)
 }
 

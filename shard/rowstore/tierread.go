@@ -31,10 +31,9 @@ func (r *Tier) each(entries []coldEntry, do func(c *coldEntry, rec record)) erro
 		do(&entries[i], record{unsafe.Pointer(unsafe.SliceData(b))})
 	})
 	if err != nil {
-		err = rowraft.Errorf(rowraft.CodeFenced, "table %s: rows on disk cannot be read: %w", r.table.schema.Name, err)
-		r.failed.read.CompareAndSwap(nil, &err)
+		return r.Break(err)
 	}
-	return err
+	return nil
 }
 
 // pull is Table.Pull for a table with a tier, after the check of its arguments. With head bytes, 0 or

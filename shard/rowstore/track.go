@@ -1,7 +1,6 @@
 package rowstore
 
 import (
-	"encoding/binary"
 	"fmt"
 	"sync/atomic"
 	"unsafe"
@@ -9,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/shard/rowstore/candidate"
 )
 
 const (
@@ -38,10 +38,10 @@ type track struct {
 	lfu       bool
 	room      int // limit of candidates in a slot
 
-	slots  []candidates // by slot; nil without count admission
-	blocks slab.Blocks  // memory of slots
-	ranks  ranking      // of the rows or candidates of one slot
-	tick   uint32       // tick of the entry that is being applied
+	slots  []candidate.Set // by slot; nil without count admission
+	blocks slab.Blocks     // memory of slots
+	ranks  ranking         // of the rows or candidates of one slot
+	tick   uint32          // tick of the entry that is being applied
 
 	base, source uint32       // arguments of SetAges; source 0: ticks are restored unchanged
 	total        atomic.Int64 // number of candidates
@@ -75,7 +75,7 @@ func newTrack(t *Table) *track {
 		k.room = int(min(maxCandidates, max(minRoom, roomPerRow*k.maxRows)))
 	}
 	if s.Admission.Kind == rowraft.AdmitCount {
-		k.slots = make([]candidates, t.index.n)
+		k.slots = make([]candidate.Set, t.index.n)
 	}
 	return k
 }
@@ -144,20 +144,20 @@ func (k *track) countPush(r record, counter uint64) {
 }
 
 // of returns the candidates of slot s. REQUIRES: the table has admission by count.
-func (k *track) of(s rowraft.Slot) *candidates { return &k.slots[s-k.index.first] }
+func (k *track) of(s rowraft.Slot) *candidate.Set { return &k.slots[s-k.index.first] }
 
 // waiting returns the number of candidates of slot. k may be nil.
 func (k *track) waiting(slot rowraft.Slot) int {
 	if k == nil || k.slots == nil {
 		return 0
 	}
-	return k.of(slot).n
+	return k.of(slot).N
 }
 
 // waits reports whether key is a candidate. k may be nil.
 func (k *track) waits(slot rowraft.Slot, tag uint32, key rowraft.Key) (ok bool) {
 	if k.waiting(slot) > 0 {
-		_, ok = k.of(slot).find(key, tag)
+		_, ok = k.of(slot).Find(key, tag)
 	}
 	return ok
 }
@@ -189,32 +189,32 @@ func (k *track) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, err
 // store the push that reaches the admission limit.
 func (k *track) count(slot rowraft.Slot, tag uint32, key rowraft.Key) (uint32, error) {
 	s, set := k.index.slot(slot), k.of(slot)
-	c := candidate{key: key, count: 1, tick: k.tick}
+	c := candidate.Candidate{Key: key, Count: 1, Tick: k.tick}
 	at, known := uint32(0), false
-	if set.n > 0 {
-		if at, known = set.find(key, tag); known {
-			c.count = set.at(at).count + 1
+	if set.N > 0 {
+		if at, known = set.Find(key, tag); known {
+			c.Count = set.At(at).Count + 1
 		}
 	}
-	if c.count >= k.admission.Count {
-		return c.count, nil
+	if c.Count >= k.admission.Count {
+		return c.Count, nil
 	}
 	k.snaps.keepCandidates(slot, k.of(slot))
 	if known {
-		s.digest = s.digest.Sub(set.at(at).digest())
-		set.set(at, c)
+		s.digest = s.digest.Sub(candidateDigest(set.At(at)))
+		set.Set(at, c)
 	} else {
-		if set.n >= k.room {
+		if set.N >= k.room {
 			k.thin(slot)
 		}
-		if err := set.put(&k.blocks, &k.index.secret, c, tag); err != nil {
+		if err := set.Put(&k.blocks, &k.index.secret, c, tag); err != nil {
 			return 0, err
 		}
 		k.total.Add(1)
 	}
-	s.digest = s.digest.Add(c.digest())
+	s.digest = s.digest.Add(candidateDigest(c))
 	s.version++
-	return c.count, nil
+	return c.Count, nil
 }
 
 // forget removes the candidate key, and reports whether there was one. The caller increments the
@@ -223,7 +223,7 @@ func (k *track) forget(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
 	if k.waiting(slot) == 0 {
 		return false
 	}
-	at, ok := k.of(slot).find(key, tag)
+	at, ok := k.of(slot).Find(key, tag)
 	if ok {
 		k.snaps.keepCandidates(slot, k.of(slot))
 		k.drop(slot, at)
@@ -234,8 +234,8 @@ func (k *track) forget(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
 // drop removes one entry. The caller increments the slot's counter.
 func (k *track) drop(slot rowraft.Slot, at uint32) {
 	s, set := k.index.slot(slot), k.of(slot)
-	s.digest = s.digest.Sub(set.at(at).digest())
-	set.remove(at, &k.index.secret)
+	s.digest = s.digest.Sub(candidateDigest(set.At(at)))
+	set.Remove(at, &k.index.secret)
 	k.total.Add(-1)
 }
 
@@ -244,14 +244,14 @@ func (k *track) drop(slot rowraft.Slot, at uint32) {
 func (k *track) thin(slot rowraft.Slot) {
 	set := k.of(slot)
 	k.ranks.list = k.ranks.list[:0]
-	for i := range uint32(len(set.words) / 2) {
-		if c := set.at(i); c.count != 0 {
-			k.ranks.list = append(k.ranks.list, rank{hi: uint64(c.tick)<<32 | uint64(c.count), lo: uint64(c.key)})
+	for i := range uint32(len(set.Words) / 2) {
+		if c := set.At(i); c.Count != 0 {
+			k.ranks.list = append(k.ranks.list, rank{hi: uint64(c.Tick)<<32 | uint64(c.Count), lo: uint64(c.Key)})
 		}
 	}
-	gone := k.ranks.lowest(k.ranks.list, set.n-k.room+k.room/evictShare)
+	gone := k.ranks.lowest(k.ranks.list, set.N-k.room+k.room/evictShare)
 	for _, r := range gone {
-		at, _ := set.find(rowraft.Key(r.lo), k.index.secret.tag(rowraft.Key(r.lo)))
+		at, _ := set.Find(rowraft.Key(r.lo), k.index.secret.Tag(rowraft.Key(r.lo)))
 		k.drop(slot, at)
 	}
 	k.index.slot(slot).version += uint64(len(gone))
@@ -284,30 +284,25 @@ func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 	}
 	last := rowraft.Key(0)
 	for i := range n {
-		c := parseCandidate(b[CandidateBytes*i:])
-		at, tag := t.index.locate(c.key)
+		c := candidate.Parse(b[CandidateBytes*i:])
+		at, tag := t.index.locate(c.Key)
 		if at != slot {
-			return bad(fmt.Sprintf("include key %d, which is in slot %d", c.key, at))
+			return bad(fmt.Sprintf("include key %d, which is in slot %d", c.Key, at))
 		}
-		if t.index.has(at, tag, c.key) || k.waits(slot, tag, c.key) || c.count == 0 || c.count >= k.admission.Count ||
-			i > 0 && c.key <= last {
-			return bad(fmt.Sprintf("include key %d, which cannot be there", c.key))
+		if t.index.has(at, tag, c.Key) || k.waits(slot, tag, c.Key) || c.Count == 0 || c.Count >= k.admission.Count ||
+			i > 0 && c.Key <= last {
+			return bad(fmt.Sprintf("include key %d, which cannot be there", c.Key))
 		}
-		last = c.key
+		last = c.Key
 	}
 	for ; len(b) > 0; b = b[CandidateBytes:] {
-		c := parseCandidate(b)
-		c.tick = k.restored(c.tick)
-		if err := k.of(slot).put(&k.blocks, &t.index.secret, c, t.index.secret.tag(c.key)); err != nil {
+		c := candidate.Parse(b)
+		c.Tick = k.restored(c.Tick)
+		if err := k.of(slot).Put(&k.blocks, &t.index.secret, c, t.index.secret.Tag(c.Key)); err != nil {
 			return err
 		}
 		k.total.Add(1)
-		t.index.slot(slot).digest = t.index.slot(slot).digest.Add(c.digest())
+		t.index.slot(slot).digest = t.index.slot(slot).digest.Add(candidateDigest(c))
 	}
 	return nil
-}
-
-func parseCandidate(b []byte) candidate {
-	return candidate{rowraft.Key(binary.LittleEndian.Uint64(b)), binary.LittleEndian.Uint32(b[8:]),
-		binary.LittleEndian.Uint32(b[12:])}
 }

@@ -1,31 +1,3 @@
-// Package coldfile keeps records of one size in a file, each at a place.
-//
-//	place p ─► extent p ÷ n, record p mod n       an extent is n records, written at once
-//	record     its bytes, then XXH3-64 of them, seeded with the place and the number of the extent's write
-//
-// A record never changes at its place. Add collects records for the next extent, Write writes them and names their
-// places, and Free ends the use of a place. When an extent has no record any more, its owner waits until no reader can
-// hold a place of it, and calls Reuse. So all writes are large, and none of them has to read a page of the disk first.
-// To bound the file, the owner moves the records of a Sparse extent into the one that it writes next.
-//
-// The file is scratch: it is empty at the start, and nothing is synced. So the system may lose a write after it has
-// reported success. The number in the seed shows that, because what the place had before is then a damaged record.
-//
-// Read may run concurrently with everything except Close; Stats too. All other methods have one caller at a time.
-//
-// Rejected: a B-tree or an LSM tree that finds a row by its key. The index of the table has the place of each row
-// already, and the records have one size. CPU of a random record of 1 M, with all files in the page cache of a busy
-// machine of two cores; batches of 256 KiB were written in the order of the keys and without syncs, and 1,024 records
-// read at a time:
-//
-//	                                   write 64 B  256 B   read 64 B  256 B   files
-//	this file (BenchmarkFile)              1.9 µs  1.5 µs     1.2 µs  2.2 µs  171, 530 MiB
-//	bbolt v1.5.0                            14 µs   17 µs     1.9 µs  2.0 µs  111, 308 MiB
-//	pebble v2.1.7, block cache of 8 MiB    3.5 µs   11 µs      24 µs   25 µs  197, 441 MiB
-//	pebble v2.1.7, of 512 MiB              5.0 µs   15 µs     7.2 µs  9.9 µs
-//
-// Pebble had no log and no compression, and Bloom filters of 10 bits a key. bbolt reads from a mapping: a page that is
-// not in memory holds a thread of the Go scheduler until the disk has read it. Both would store the key of each row.
 package coldfile
 
 import (
@@ -41,10 +13,12 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Disk is the file. It must be empty.
+// Disk is the file of one table.
 type Disk interface {
 	io.ReaderAt
 	io.WriterAt
+	// Sync makes the content and the name of the file durable.
+	Sync() error
 	io.Closer
 }
 
@@ -53,6 +27,7 @@ const MaxPlaces = 1<<31 - 1
 
 const (
 	extentBytes   = 256 << 10
+	pageBytes     = 4096 // extents begin at multiples of it, so that no page has records of two writes
 	checksumBytes = 8
 	readBytes     = 1 << 20 // limits what one Read reads at a time
 	atOnce        = 8       // how many records a goroutine reads before it looks for more
@@ -69,37 +44,64 @@ var buffers = sync.Pool{New: func() any { return new([]uint64) }}
 // File is the records of one table.
 type File struct {
 	disk      Disk
+	id        ID
 	size      int // bytes of a record and its checksum, a multiple of 8
 	perExtent int
+	stride    int64 // bytes from one extent to the next
 
 	extents []extent
-	writes  atomic.Pointer[[]uint32] // how often each extent was written; elements are atomic, a longer list replaces it
-	free    []int                    // extents that may be written again
-	at      int                      // the extent that is collected; -1: none
-	buf     []uint64                 // its records
-	n       int                      // how many they are
-	looked  int                      // the extent at which Sparse looked last
+	marks   atomic.Pointer[[]mark] // by extent; elements are atomic, a longer list replaces it
+	free    []int                  // extents that may be written again
+	pinned  []int                  // extents that are empty, but a cut may have records of them
+	at      int                    // the extent that is collected; -1: none
+	buf     []uint64               // its records
+	n       int                    // how many they are
+	looked  int                    // the extent at which Sparse looked last
+	headed  bool                   // the header is written
 
-	stats struct{ extents, records, read, written atomic.Int64 }
+	cuts  pins
+	dirty atomic.Bool           // Write has written since the last Sync
+	lost  atomic.Pointer[error] // of the first Sync that failed
+
+	stats struct{ extents, records, read, written, pinned atomic.Int64 }
 }
 
 // extent has a bit for each place that has a record.
 type extent struct {
-	has []uint64
-	n   int
+	has     []uint64
+	n       int
+	emptied uint64 // the number of the last cut when the last record was freed
+}
+
+// mark is what readers need of an extent. Both fields change only while the extent has no record.
+type mark struct {
+	seed    uint64 // of its checksums
+	written uint64 // the number of the last cut when it was written
 }
 
 // New returns a File of records of recordBytes, a multiple of 8, in extents of 256 KiB, but of at most most records.
-func New(disk Disk, recordBytes, most int) *File {
-	f := &File{disk: disk, size: recordBytes + checksumBytes, at: -1}
-	f.perExtent = max(1, min(extentBytes/f.size, most))
+// disk must be empty.
+func New(disk Disk, id ID, recordBytes, most int) *File {
+	return newFile(disk, id, recordBytes, max(1, min(extentBytes/(recordBytes+checksumBytes), most)))
+}
+
+func newFile(disk Disk, id ID, recordBytes, perExtent int) *File {
+	f := &File{disk: disk, id: id, size: recordBytes + checksumBytes, perExtent: perExtent, at: -1}
+	f.stride = stride(f.size, perExtent)
 	f.buf = make([]uint64, f.perExtent*f.size/8)
-	f.writes.Store(new([]uint32))
+	f.marks.Store(new([]mark))
 	return f
+}
+
+func stride(size, perExtent int) int64 {
+	return (int64(size)*int64(perExtent) + pageBytes - 1) &^ (pageBytes - 1)
 }
 
 // Close closes the file.
 func (f *File) Close() error { return f.disk.Close() }
+
+// ID returns the identity of the file.
+func (f *File) ID() ID { return f.id }
 
 // PerExtent returns the number of records in an extent.
 func (f *File) PerExtent() int { return f.perExtent }
@@ -108,13 +110,16 @@ func (f *File) PerExtent() int { return f.perExtent }
 type Stats struct {
 	Records               int64 // in the file now
 	FileBytes             int64
+	PinnedBytes           int64 // of FileBytes: extents without records that a cut may need
 	Read, Written         int64 // records
 	ReadBytes, WriteBytes int64
 }
 
 func (f *File) Stats() Stats {
 	s := Stats{Records: f.stats.records.Load(), Read: f.stats.read.Load(), Written: f.stats.written.Load()}
-	s.FileBytes = f.stats.extents.Load() * int64(f.perExtent*f.size)
+	if n := f.stats.extents.Load(); n > 0 {
+		s.FileBytes, s.PinnedBytes = pageBytes+n*f.stride, f.stats.pinned.Load()*f.stride
+	}
 	s.ReadBytes, s.WriteBytes = s.Read*int64(f.size), s.Written*int64(f.size)
 	return s
 }
@@ -187,7 +192,7 @@ func (f *File) readSome(n int, place func(i int) int, buf []uint64) error {
 }
 
 func (f *File) readOne(place int, b []byte) error {
-	if n, err := f.disk.ReadAt(b, int64(place)*int64(f.size)); n < len(b) {
+	if n, err := f.disk.ReadAt(b, f.offset(place)); n < len(b) {
 		return fmt.Errorf("record %d: %w", place, err)
 	}
 	record := b[:f.size-checksumBytes]
@@ -197,13 +202,19 @@ func (f *File) readOne(place int, b []byte) error {
 	return nil
 }
 
+// offset returns where the record at place begins.
+func (f *File) offset(place int) int64 {
+	return pageBytes + int64(place/f.perExtent)*f.stride + int64(place%f.perExtent)*int64(f.size)
+}
+
 // seed returns the seed of the checksum of the record at place. It does not change while the place has a record.
 func (f *File) seed(place int) uint64 {
-	return uint64(atomic.LoadUint32(&(*f.writes.Load())[place/f.perExtent]))<<32 | uint64(place)
+	return atomic.LoadUint64(&(*f.marks.Load())[place/f.perExtent].seed) + uint64(place)
 }
 
 // Begin begins an extent and returns its number. ok is false if the file has no place left.
 func (f *File) Begin() (at int, ok bool) {
+	f.unpin()
 	if n := len(f.free); n > 0 {
 		f.at, f.free = f.free[n-1], f.free[:n-1]
 	} else {
@@ -211,16 +222,23 @@ func (f *File) Begin() (at int, ok bool) {
 			return 0, false
 		}
 		f.at = len(f.extents)
-		f.extents = append(f.extents, extent{has: make([]uint64, (f.perExtent+63)/64)})
-		if writes := *f.writes.Load(); f.at == len(writes) {
-			longer := make([]uint32, max(64, 2*f.at))
-			copy(longer, writes)
-			f.writes.Store(&longer)
-		}
-		f.stats.extents.Add(1)
+		f.grow(f.at + 1)
 	}
 	f.n = 0
 	return f.at, true
+}
+
+// grow makes the file n extents long.
+func (f *File) grow(n int) {
+	for len(f.extents) < n {
+		f.extents = append(f.extents, extent{has: make([]uint64, (f.perExtent+63)/64)})
+	}
+	if marks := *f.marks.Load(); n > len(marks) {
+		longer := make([]mark, max(64, 2*n))
+		copy(longer, marks)
+		f.marks.Store(&longer)
+	}
+	f.stats.extents.Store(int64(n))
 }
 
 // Room returns how many more records the extent takes.
@@ -242,18 +260,25 @@ func (f *File) Cancel() {
 // Write writes the extent and returns the place of its first record; the others follow. After an error, none of them
 // has a place.
 func (f *File) Write() (first int, err error) {
+	if err := f.writeHeader(); err != nil {
+		f.Cancel()
+		return 0, err
+	}
 	first = f.at * f.perExtent
-	atomic.AddUint32(&(*f.writes.Load())[f.at], 1)
+	m := &(*f.marks.Load())[f.at]
+	atomic.StoreUint64(&m.seed, newSeed())
+	atomic.StoreUint64(&m.written, f.cuts.last.Load())
 	for i := range f.n {
 		b := f.bytes(f.buf, i)
 		record := b[:f.size-checksumBytes]
 		binary.LittleEndian.PutUint64(b[len(record):], xxh3.HashSeed(record, f.seed(first+i)))
 	}
 	all := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(f.buf))), f.n*f.size)
-	if _, err := f.disk.WriteAt(all, int64(first)*int64(f.size)); err != nil {
+	if _, err := f.disk.WriteAt(all, f.offset(first)); err != nil {
 		f.Cancel()
 		return 0, err
 	}
+	f.dirty.Store(true)
 	ext := &f.extents[f.at]
 	ext.n = f.n
 	for i := range f.n {
@@ -271,13 +296,18 @@ func (f *File) Free(place int) (at int, emptied bool) {
 	ext := &f.extents[at]
 	ext.has[i/64] &^= 1 << (i % 64)
 	ext.n--
+	ext.emptied = f.cuts.last.Load()
 	f.stats.records.Add(-1)
 	return at, ext.n == 0
 }
 
-// Reuse allows that extents are written again. REQUIRES: Free has emptied them, and no Read of their places is running
-// or will begin.
-func (f *File) Reuse(extents []int) { f.free = append(f.free, extents...) }
+// Reuse allows that extents are written again when no pinned cut has records of them. REQUIRES: Free has emptied them,
+// and no Read of their places is running or will begin, except by readers of a pinned cut.
+func (f *File) Reuse(extents []int) {
+	f.pinned = append(f.pinned, extents...)
+	f.stats.pinned.Store(int64(len(f.pinned)))
+	f.cuts.changed.Store(true)
+}
 
 // Extent returns the extent of a place.
 func (f *File) Extent(place int) int { return place / f.perExtent }
@@ -285,7 +315,7 @@ func (f *File) Extent(place int) int { return place / f.perExtent }
 // Sparse appends the places of an extent that is at most half full, ascending, if the file has more than twice as many
 // places as records.
 func (f *File) Sparse(dst []int) []int {
-	if (len(f.extents)-len(f.free))*f.perExtent <= 2*int(f.stats.records.Load())+8*f.perExtent {
+	if (len(f.extents)-len(f.free)-len(f.pinned))*f.perExtent <= 2*int(f.stats.records.Load())+8*f.perExtent {
 		return dst
 	}
 	best := -1

@@ -1,9 +1,11 @@
 package coldfile
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // TestFileAgainstModel: records that are added, freed and moved out of sparse extents read as they were written, and
@@ -25,7 +28,7 @@ func TestFileAgainstModel(t *testing.T) {
 			rt.Fatal(err)
 		}
 		size := 8 * rapid.IntRange(1, 9).Draw(rt, "words")
-		f := New(disk, size, rapid.SampledFrom([]int{1, 3, 100, 1 << 30}).Draw(rt, "per extent"))
+		f := New(disk, NewID(), size, rapid.SampledFrom([]int{1, 3, 100, 1 << 30}).Draw(rt, "per extent"))
 		defer f.Close()
 		have := map[int]uint64{}
 		next := uint64(0)
@@ -111,7 +114,7 @@ func TestDamagedRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := New(disk, 16, 4)
+	f := New(disk, NewID(), 16, 4)
 	defer f.Close()
 	f.Begin()
 	for i := range 4 {
@@ -124,13 +127,13 @@ func TestDamagedRecord(t *testing.T) {
 		return f.Read(1, func(int) int { return place }, func(int, []byte) {})
 	}
 	b := make([]byte, 24)
-	if _, err := disk.ReadAt(b, 0); err != nil {
+	if _, err := disk.ReadAt(b, pageBytes); err != nil {
 		t.Fatal(err)
 	}
 	for _, damage := range []func() error{
-		func() error { _, err := disk.WriteAt(b, 24); return err }, // the record of place 0 at place 1
-		func() error { _, err := disk.WriteAt([]byte{9}, 24+7); return err },
-		func() error { return disk.Truncate(30) },
+		func() error { _, err := disk.WriteAt(b, pageBytes+24); return err }, // the record of place 0 at place 1
+		func() error { _, err := disk.WriteAt([]byte{9}, pageBytes+24+7); return err },
+		func() error { return disk.Truncate(pageBytes + 30) },
 	} {
 		if err := damage(); err != nil {
 			t.Fatal(err)
@@ -168,7 +171,7 @@ func TestLostWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	disk := &lossy{File: file}
-	f := New(disk, 16, 4)
+	f := New(disk, NewID(), 16, 4)
 	defer f.Close()
 	write := func() (first int) {
 		if _, ok := f.Begin(); !ok {
@@ -212,7 +215,7 @@ func BenchmarkFile(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	f := New(disk, size, 1<<30)
+	f := New(disk, NewID(), size, 1<<30)
 	defer f.Close()
 	place, at := make([]int, records), map[int]int{} // of each record; the record at each place
 	record := make([]byte, size)
@@ -286,4 +289,201 @@ func BenchmarkFile(b *testing.B) {
 		}
 		rate(b)
 	})
+}
+
+// goldenRef is the file of testdata/header.hex.
+var goldenRef = Ref{
+	ID:          ID{0xa0, 0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7, 0xa8, 0xa9, 0xaa, 0xab, 0xac, 0xad, 0xae, 0xaf},
+	RecordBytes: 32, PerExtent: 3, Cut: 1, Seeds: []uint64{1},
+}
+
+func TestGoldenHeader(t *testing.T) {
+	want := testutil.GoldenHex(t, "testdata/header.hex")
+	f, err := Open(nil, goldenRef)
+	if err != nil || !bytes.Equal(f.header(), want) {
+		t.Fatalf("header %x, %v; want %x", f.header(), err, want)
+	}
+	path := filepath.Join(t.TempDir(), "rows")
+	for at := range want {
+		b := bytes.Clone(want)
+		b[at] ^= 1
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		disk, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.disk = disk
+		testutil.WantCode(t, f.Check(), rowraft.CodeCorrupt, "is damaged")
+		disk.Close()
+	}
+}
+
+// TestAPinnedCutIsNotOverwritten: while records are written, freed and moved, the records of each pinned cut read as
+// they were, also by a file that was opened from the cut. Without pins the file does not grow.
+func TestAPinnedCutIsNotOverwritten(t *testing.T) {
+	disk, err := os.Create(filepath.Join(t.TempDir(), "rows"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := New(disk, NewID(), 16, 4)
+	defer f.Close()
+	have := map[int]uint64{}
+	next := uint64(0)
+	write := func() {
+		if _, ok := f.Begin(); !ok {
+			t.Fatal("the file is full")
+		}
+		first := next + 1
+		for range 4 {
+			next++
+			f.Add(binary.LittleEndian.AppendUint64(nil, next))
+		}
+		at, err := f.Write()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 4 {
+			have[at+i] = first + uint64(i)
+		}
+	}
+	r := rand.New(rand.NewPCG(7, 8))
+	churn := func(n int) {
+		for range n {
+			for len(have) > 20 {
+				for place := range have {
+					if r.IntN(2) == 0 {
+						delete(have, place)
+						if at, emptied := f.Free(place); emptied {
+							f.Reuse([]int{at})
+						}
+					}
+				}
+			}
+			write()
+		}
+	}
+	check := func(ref Ref, want map[int]uint64) {
+		t.Helper()
+		old, err := Open(disk, ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for place, v := range want {
+			if !old.Restore(place) || old.Restore(place) {
+				t.Fatalf("place %d is not in the file, or twice", place)
+			}
+			err := old.Read(1, func(int) int { return place }, func(_ int, b []byte) {
+				if got := binary.LittleEndian.Uint64(b); got != v {
+					t.Fatalf("place %d has record %d, want %d", place, got, v)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := old.Restored(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	churn(10)
+	type pinned struct {
+		ref     Ref
+		want    map[int]uint64
+		release func()
+	}
+	var kept []pinned
+	for round := range 30 {
+		c := f.Cut()
+		p := pinned{want: maps.Clone(have), release: c.Release}
+		churn(r.IntN(20))
+		if p.ref = c.Ref(); round%3 == 0 {
+			c.Keep(true)
+			c.Release() // Keep pins it until the next round that keeps
+			release, err := f.Hold(f.ID(), c.number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.release = release
+		}
+		for place := range p.want {
+			if !c.Has(place) {
+				t.Fatalf("place %d was written before the cut", place)
+			}
+		}
+		kept = append(kept, p)
+		if len(kept) > 3 {
+			check(kept[0].ref, kept[0].want)
+			kept[0].release()
+			kept = kept[1:]
+		}
+	}
+	for _, p := range kept {
+		check(p.ref, p.want)
+		p.release()
+	}
+	f.Cut().Keep(true)
+	if _, err := f.Hold(f.ID(), 1); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("a cut that is not pinned is held: %v", err)
+	}
+	if release, err := f.Hold(NewID(), 1); err != nil || release != nil {
+		t.Errorf("a cut of another file is held: %v", err)
+	}
+	churn(100)
+	before := f.Stats().FileBytes
+	for range 20 {
+		f.Cut().Release()
+		churn(100)
+	}
+	if after := f.Stats().FileBytes; after > before*3/2 {
+		t.Errorf("the file grew from %d to %d bytes without a pinned cut", before, after)
+	}
+}
+
+// TestAFileWantsASnapshot when nothing durable refers to it, and when the last snapshot keeps more than the records
+// take.
+func TestAFileWantsASnapshot(t *testing.T) {
+	disk, err := os.Create(filepath.Join(t.TempDir(), "rows"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := New(disk, NewID(), 1016, 1<<30)
+	defer f.Close()
+	var places []int
+	write := func(extents int) {
+		for range extents {
+			f.Begin()
+			f.Add(nil)
+			place, err := f.Write()
+			if err != nil {
+				t.Fatal(err)
+			}
+			places = append(places, place)
+		}
+	}
+	want := func(want bool, when string) {
+		t.Helper()
+		f.unpin() // as the next write does
+		if got := f.WantsSnapshot(); got != want {
+			t.Errorf("%s: %t, want %t; %+v", when, got, want, f.Stats())
+		}
+	}
+	write(100)
+	want(false, "a small file")
+	write(200)
+	want(true, "a file of 75 MiB that no snapshot refers to")
+	c := f.Cut()
+	c.Keep(true)
+	c.Release()
+	want(false, "after a snapshot")
+	for _, place := range places[:200] {
+		at, _ := f.Free(place)
+		f.Reuse([]int{at})
+	}
+	want(true, "when the snapshot alone needs 200 extents of 300")
+	c = f.Cut()
+	c.Keep(true)
+	c.Release()
+	want(false, "after the next snapshot")
 }
