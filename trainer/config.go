@@ -99,6 +99,9 @@ type DataConfig struct {
 	Described *data.Schema `yaml:"-"`
 	Held      *float64     `yaml:"held"` // share of the examples, at the end, that is held out; default 0.2
 
+	// Unlabelled: the file's labels are not read.
+	Unlabelled bool `yaml:"-" json:",omitempty"`
+
 	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File; metrics are per
 	// Window.
 	Follow string        `yaml:"follow"`
@@ -414,6 +417,11 @@ func (c *Config) OpenData() (data.Set, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if c.Data.Unlabelled {
+		unlabelled := *schema
+		unlabelled.Unlabelled = true
+		schema = &unlabelled
 	}
 	if c.Data.Follow != "" {
 		return data.OpenFollow(c.Data.Follow, schema)

@@ -41,6 +41,8 @@ type options struct {
 	generate        bool
 	rank            int
 	mustExist       bool          // all tables must exist: create none
+	predict         bool          // write predictions, with mustExist
+	out             string        // file of the predictions, - for standard output
 	fresh, yes      bool          // delete the job's tables first; do not ask before that
 	vocabCacheSize  int           // rows of the cache
 	waitForTrainers trainerWaiter // nil: this worker only registers
@@ -80,6 +82,22 @@ held-out examples of the job. The model is that of a job (--config and the flags
 wrote (--model): then no job file and no schema are needed.`
 	cmd.Example = "  rowraft-trainer evaluate --model ctr.model --data test.csv --endpoints 127.0.0.1:7070 --insecure\n" +
 		"  rowraft-trainer evaluate --config job.yaml --endpoints 127.0.0.1:7070 --insecure --json -"
+	return cmd
+}
+
+func newPredict() *cobra.Command {
+	o := options{mustExist: true, predict: true}
+	cmd := newJobCommandOf(&o)
+	cmd.Use, cmd.Short = "predict", "Write a prediction for each example of a file"
+	cmd.Long = `Predict writes one line for each example of --data, in the order of the file: the predicted probability of label 1
+(the number of the class, where there are more than two). The model and its weights are those of evaluate: a job
+(--config), or a file that train --save-model wrote (--model). The file needs no labels: a column that the schema names
+may be missing, one that it numbers may be empty. Nothing is trained, and no row is created: an unknown id has its
+initial weights.`
+	cmd.Example = "  rowraft-trainer predict --model ctr.model --data new.csv --out scores.txt --endpoints 127.0.0.1:7070 --insecure\n" +
+		"  rowraft-trainer predict --config job.yaml --data new.csv.gz --endpoints 127.0.0.1:7070 --insecure | paste - new.csv"
+	cmd.Flags().StringVar(&o.out, "out", "-", "file of the predictions, which replaces an older one when it is complete; "+
+		"- for standard output")
 	return cmd
 }
 
@@ -221,7 +239,14 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if given("schema") {
 		cfg.Data.Described = nil
 	}
-	if o.mustExist && given("data") { // all of its examples are scored
+	switch {
+	case o.predict && !given("data"):
+		return cfg, cli.Usagef("no examples: give --data FILE")
+	case o.predict && given("validation"):
+		return cfg, cli.Usagef("--validation: predict has no held-out examples")
+	case o.predict:
+		cfg.Data.Unlabelled, cfg.Data.Held, cfg.Validation = true, new(float64), ""
+	case o.mustExist && given("data"): // all of its examples are scored
 		cfg.Validation = cfg.Data.File
 	}
 	over(given("validation"), &cfg.Validation, set.Validation)
@@ -247,6 +272,9 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	}
 	if _, err := os.Stat(filepath.Dir(o.model)); err != nil {
 		return cfg, cli.Usagef("--save-model %s: %w", o.model, err)
+	}
+	if _, err := os.Stat(filepath.Dir(o.out)); err != nil {
+		return cfg, cli.Usagef("--out %s: %w", o.out, err)
 	}
 	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // check it now rather than after the run
 		return cfg, cli.Usagef("--json %s: %w", o.json, err)
@@ -320,7 +348,7 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 			err = werr
 		}
 	}
-	if result != nil && o.json != "-" && (err == nil || result.Steps > 0) {
+	if result != nil && o.json != "-" && !o.predict && (err == nil || result.Steps > 0) {
 		printResult(os.Stdout, result)
 	}
 	if err == nil && !o.mustExist && o.model != "" {
@@ -338,6 +366,8 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *trainer.Config,
 	c *client.Client) (*report.Result, error) {
 	switch {
+	case o.predict:
+		return predict(ctx, job, o.out)
 	case o.mustExist:
 		return job.Evaluate(ctx)
 	case c == nil:

@@ -50,7 +50,7 @@ func OpenFile(path string, schema *Schema, held float64) (*File, error) {
 	return f, nil
 }
 
-// count reads the label of each line. It parses the other columns of no line.
+// count counts the examples, and reads the label of each if there are labels. It parses the other columns of no line.
 func (f *File) count() error {
 	r, err := f.open(Share{To: -1, Trainers: 1})
 	if err != nil {
@@ -64,6 +64,9 @@ func (f *File) count() error {
 			return nil
 		} else if err != nil {
 			return err
+		}
+		if r.label < 0 {
+			continue
 		}
 		values, err := r.split.split(line)
 		if err != nil {
@@ -180,7 +183,7 @@ type fileSource struct {
 	number   int64  // of the next example in the file
 	held     []byte // first line, if it is data
 	columns  int    // number of columns of each line
-	label    int    // positions, from 0
+	label    int    // positions, from 0; -1: without labels
 	dense    []int
 	category []int
 	hashers  []*Hasher
@@ -208,8 +211,9 @@ func (s *fileSource) begin(first []byte) error {
 	}
 	if s.schema.Header != nil {
 		header = *s.schema.Header
-	} else { // criteo: a line of data starts with the label
-		header = !bytes.HasPrefix(first, []byte{'0', separator}) && !bytes.HasPrefix(first, []byte{'1', separator})
+	} else { // criteo: a line of data starts with the label, which may be missing
+		label, _, _ := bytes.Cut(first, []byte{separator})
+		header = len(label) > 0 && string(label) != "0" && string(label) != "1"
 	}
 	s.split = splitter{separator: separator, quotes: *s.schema.Quotes, trim: s.schema.Trim}
 	values, err := s.split.split(first)
@@ -225,8 +229,10 @@ func (s *fileSource) begin(first []byte) error {
 	} else {
 		s.held = bytes.Clone(first)
 	}
-	if s.label, err = s.position(s.schema.Label.Column, names); err != nil {
-		return err
+	if s.label = -1; !s.schema.Unlabelled {
+		if s.label, err = s.position(s.schema.Label.Column, names); err != nil {
+			return err
+		}
 	}
 	for _, d := range s.schema.Dense {
 		at, err := s.position(d.Column, names)
@@ -343,7 +349,9 @@ func (s *fileSource) example(line []byte, b *Batch) error {
 	if len(values) != s.columns {
 		return s.lines.errorf("%d columns, expected %d", len(values), s.columns)
 	}
-	if b.Labels[b.N], err = s.labelOf(values[s.label]); err != nil {
+	if s.label < 0 {
+		b.Labels[b.N] = 0
+	} else if b.Labels[b.N], err = s.labelOf(values[s.label]); err != nil {
 		return err
 	}
 	for i, at := range s.dense {

@@ -26,6 +26,9 @@ type Schema struct {
 	Label       Label         `yaml:"label"`
 	Dense       []Dense       `yaml:"dense"`
 	Categorical []Categorical `yaml:"categorical"`
+
+	// Unlabelled: the labels are not read, and need not be there. They count as 0.
+	Unlabelled bool `yaml:"-"`
 }
 
 // Column names a column by its header or, from 1, by its position.

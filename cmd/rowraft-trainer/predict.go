@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+
+	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/report"
+)
+
+// predict writes the predictions of a job's data to a file, or - for standard output. A file gets its name when it is
+// complete.
+func predict(ctx context.Context, job *trainer.Job, path string) (r *report.Result, err error) {
+	if path == "-" {
+		return writePredictions(ctx, job, os.Stdout)
+	}
+	part := path + "." + rand.Text() + ".tmp"
+	f, err := os.OpenFile(part, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	r, err = writePredictions(ctx, job, f)
+	if err = errors.Join(err, f.Close()); err != nil || r.Interrupted {
+		return r, errors.Join(err, os.Remove(part))
+	}
+	return r, os.Rename(part, path)
+}
+
+// writePredictions writes a line for each example: its probability, or the number of its class.
+func writePredictions(ctx context.Context, job *trainer.Job, to io.Writer) (*report.Result, error) {
+	w := bufio.NewWriterSize(to, 64<<10)
+	var line []byte
+	r, err := job.Predict(ctx, func(p *models.Result) error {
+		for i, v := range p.Predictions {
+			if line = line[:0]; p.Classes != nil {
+				line = strconv.AppendInt(line, int64(p.Classes[i]), 10)
+			} else {
+				line = strconv.AppendFloat(line, float64(v), 'g', -1, 32)
+			}
+			if _, err := w.Write(append(line, '\n')); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return r, errors.Join(err, w.Flush())
+}

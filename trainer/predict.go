@@ -1,0 +1,100 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/report"
+)
+
+// predictAhead is how many batches are read and pulled while the model computes one.
+const predictAhead = 3
+
+// Predict computes the predictions of all examples of the job's data file with the present weights of the tables, and
+// calls to with those of one batch after the other, in the order of the file. to must not keep its argument. Predict
+// creates no rows, and needs no labels. It holds a few batches in memory, whatever the size of the file.
+//
+// The result has the number of examples as HeldExamples, and no scores. Interrupted is set if the context ended first.
+func (j *Job) Predict(caller context.Context, to func(*models.Result) error) (*report.Result, error) {
+	if j.hybrid != nil {
+		return nil, errElsewhere
+	}
+	j.started = time.Now()
+	src, err := j.set.Train(0, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close()
+	r := j.result()
+	free, pulled := make(chan *work, predictAhead), make(chan *work)
+	for range predictAhead {
+		free <- j.newWork()
+	}
+	g, ctx := errgroup.WithContext(caller)
+	var flat []float32 // dense weights, which the first batch pulls
+	g.Go(func() error {
+		defer close(pulled)
+		for {
+			var w *work
+			select {
+			case w = <-free:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if err := src.Next(w.data); err == io.EOF {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			w.prepare(j.shape.Categorical, j.cfg.Model.rowWidth())
+			if err := w.pullHeld(ctx, j, flat == nil); err != nil {
+				return err
+			}
+			if flat == nil {
+				flat = w.flat
+			}
+			w.flat = flat
+			select {
+			case pulled <- w:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	g.Go(func() error {
+		for batches := int64(1); ; batches++ {
+			var w *work
+			select {
+			case w = <-pulled:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if w == nil {
+				return nil
+			}
+			w.gather(j.cfg.Model.rowWidth())
+			if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
+				return err
+			}
+			if err := to(&w.result); err != nil {
+				return fmt.Errorf("write predictions: %w", err)
+			}
+			r.HeldExamples += w.batch.N
+			j.emit(report.EventHeld, func(e *report.Event) { e.Step, e.Steps, e.Examples = batches, 0, int64(r.HeldExamples) })
+			free <- w
+		}
+	})
+	err = g.Wait()
+	r.FinishedAt = time.Now()
+	if caller.Err() != nil && errors.Is(err, caller.Err()) {
+		r.Interrupted = true
+		return r, nil
+	}
+	return r, err
+}

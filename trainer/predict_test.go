@@ -1,0 +1,152 @@
+package trainer
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/tables"
+)
+
+// trainedClicks trains on a file of clicks, and returns a job file without data and the file.
+func trainedClicks(t *testing.T, to *tables.Local) (model Config, file string) {
+	cfg := tinyConfig(0, 0)
+	cfg.Generator, cfg.Batch, cfg.Epochs = nil, 10, 2
+	cfg.Data.File, cfg.Data.Schema = clicksFile(t, 240)
+	mustRun(t, cfg, to, nil)
+	path := filepath.Join(t.TempDir(), "clicks.model")
+	if err := cfg.SaveModel(path); err != nil {
+		t.Fatal(err)
+	}
+	model, err := LoadModel(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return model, cfg.Data.File
+}
+
+// predictions returns what Predict computes for a file, without its labels.
+func predictions(t *testing.T, model Config, to *tables.Local, file string) (out []float32) {
+	model.Data.File, model.Data.Unlabelled, model.Data.Held = file, true, new(float64)
+	j, err := NewJob(t.Context(), model, to, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := j.Predict(t.Context(), func(p *models.Result) error {
+		out = append(out, p.Predictions...)
+		return nil
+	})
+	if err != nil || r.HeldExamples != len(out) {
+		t.Fatalf("%d predictions, the result says %d: %v", len(out), r.HeldExamples, err)
+	}
+	return out
+}
+
+// TestPredictionsAreThoseOfTheScore: the predictions of a file, in its order and with its labels, have the AUC and the
+// log loss that Evaluate computes. They do not depend on the labels, nor on whether the file has that column.
+func TestPredictionsAreThoseOfTheScore(t *testing.T) {
+	to := newLocal(t)
+	model, file := trainedClicks(t, to)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	out := predictions(t, model, to, file)
+	if len(out) != len(lines)-1 {
+		t.Fatalf("%d predictions for %d examples", len(out), len(lines)-1)
+	}
+
+	scored := model
+	scored.Data.File, scored.Validation = file, file
+	j, err := NewJob(t.Context(), scored, to, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := j.Evaluate(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := -1
+	for i, name := range strings.Split(lines[0], ",") {
+		if name == model.Data.Described.Label.Column.Column {
+			at = i
+		}
+	}
+	var pairs report.Predictions
+	bare := filepath.Join(t.TempDir(), "bare.csv")
+	var rest []string
+	for i, line := range lines {
+		values := strings.Split(line, ",")
+		if i > 0 {
+			pairs.Add(out[i-1], values[at] == model.Data.Described.Label.Positive[0])
+		}
+		rest = append(rest, strings.Join(append(values[:at:at], values[at+1:]...), ","))
+	}
+	if got := pairs.Score(); report.Number(got.AUC) != want.AUC || report.Number(got.LogLoss) != want.LogLoss {
+		t.Errorf("the predictions have the score %+v, Evaluate %v and %v", got, want.AUC, want.LogLoss)
+	}
+	if err := os.WriteFile(bare, []byte(strings.Join(rest, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range predictions(t, model, to, bare) {
+		if p != out[i] {
+			t.Fatalf("example %d is %v without the column of labels, and %v with it", i, p, out[i])
+		}
+	}
+}
+
+// TestPredictCreatesNoRows: ids that no trainer has seen stay without rows.
+func TestPredictCreatesNoRows(t *testing.T) {
+	to := newLocal(t)
+	model, file := trainedClicks(t, to)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(t.TempDir(), "other.csv")
+	head, body, _ := strings.Cut(string(text), "\n")
+	body = strings.ReplaceAll(body, ",", ",new") // the ids, and what is not a number
+	if err := os.WriteFile(other, []byte(head+"\n"+body), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := rowsOf(t, to, model)
+	model.Data.File = other
+	if got := len(predictions(t, model, to, other)); got != 240 {
+		t.Errorf("%d predictions", got)
+	}
+	if after := rowsOf(t, to, model); after != before {
+		t.Errorf("the tables had %d rows, and have %d", before, after)
+	}
+}
+
+// TestAnInterruptedPredictSaysSo: when its context ends, Predict returns what it has done, and no error.
+func TestAnInterruptedPredictSaysSo(t *testing.T) {
+	to := newLocal(t)
+	model, file := trainedClicks(t, to)
+	model.Data.File, model.Data.Unlabelled, model.Data.Held = file, true, new(float64)
+	j, err := NewJob(t.Context(), model, to, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := j.Predict(ctx, func(*models.Result) error { cancel(); return nil })
+	if err != nil || !r.Interrupted || r.HeldExamples == 240 {
+		t.Errorf("%+v, %v; want an interrupted result", r, err)
+	}
+}
+
+func rowsOf(t *testing.T, to *tables.Local, c Config) (n int) {
+	for _, s := range c.schemas() {
+		have, err := to.EnsureTable(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += to.Len(have.ID)
+	}
+	return n
+}
