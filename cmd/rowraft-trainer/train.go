@@ -94,8 +94,8 @@ func newPredict() *cobra.Command {
 (--config), or a file that train --save-model wrote (--model). The file needs no labels: a column that the schema names
 may be missing, one that it numbers may be empty. Nothing is trained, and no row is created: an unknown id has its
 initial weights.`
-	cmd.Example = "  rowraft-trainer predict --model ctr.model --data new.csv --out scores.txt --endpoints 127.0.0.1:7070 --insecure\n" +
-		"  rowraft-trainer predict --config job.yaml --data new.csv.gz --endpoints 127.0.0.1:7070 --insecure | paste - new.csv"
+	cmd.Example = "  rowraft-trainer predict --model ctr.model --data new.csv --out scores.txt\n" +
+		"  rowraft-trainer predict --config job.yaml --data new.csv.gz --endpoints 127.0.0.1:7070 --insecure"
 	cmd.Flags().StringVar(&o.out, "out", "-", "file of the predictions, which replaces an older one when it is complete; "+
 		"- for standard output")
 	return cmd
