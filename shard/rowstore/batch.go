@@ -8,8 +8,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// checkArgs returns an error for keys of slots that the table does not own and for arguments of the wrong
-// length. It runs before anything changes.
+// checkArgs returns an error for arguments of the wrong length.
 func (t *Table) checkArgs(keys []rowraft.Key, numBytes int, dt rowraft.DType) error {
 	if dt.Size() == 0 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %s: want float32 or bfloat16", t.schema.Name, dt)
@@ -19,7 +18,7 @@ func (t *Table) checkArgs(keys []rowraft.Key, numBytes int, dt rowraft.DType) er
 			"table %s: %d bytes of numbers for %d keys: want %d × dim %d × %d bytes = %d",
 			t.schema.Name, numBytes, len(keys), len(keys), t.index.dim, dt.Size(), want)
 	}
-	return t.index.checkKeys(keys)
+	return nil
 }
 
 // Pull writes the weights of keys to dst: row i, dim numbers of type dt,
@@ -30,8 +29,8 @@ func (t *Table) checkArgs(keys []rowraft.Key, numBytes int, dt rowraft.DType) er
 // byte i/8 if keys[i] has a row and clears it if not. Pull keeps no argument
 // and allocates nothing.
 //
-// Pull returns an error before it writes anything: CodeInvalidArgument if dst or present
-// does not fit the keys or dt is unknown; CodeWrongShard if a key's slot is not owned.
+// Errors: CodeInvalidArgument if dst or present does not fit the keys or dt is unknown, before anything is written;
+// CodeWrongShard if a key's slot is not owned.
 func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []byte) error {
 	if err := t.checkArgs(keys, len(dst), dt); err != nil {
 		return err
@@ -56,7 +55,7 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)
 		if n == 0 {
-			return nil
+			return ahead.err
 		}
 		for i, key := range keys[base : base+n] {
 			out := dst[:rowBytes:rowBytes]
@@ -110,6 +109,9 @@ func (t *Table) change(
 	keys []rowraft.Key, arg []byte, dt rowraft.DType, counts []byte, assign bool, do func(w, state, arg []float32),
 ) error {
 	if err := t.checkArgs(keys, len(arg), dt); err != nil {
+		return err
+	}
+	if err := t.index.checkKeys(keys); err != nil { // before anything changes
 		return err
 	}
 	t.beginChange()

@@ -33,16 +33,18 @@ var noRow [64]byte
 //	records prefetched     1     2     3
 //	returned by next       0     1     2
 type chunks struct {
-	begun   int  // number of keys whose entries were prefetched
-	touched int  // how many bytes of each record the caller will use
-	changes bool // the caller changes the rows
+	begun   int   // number of keys whose entries were prefetched
+	touched int   // how many bytes of each record the caller will use
+	changes bool  // the caller changes the rows
+	err     error // the slot of a key is not owned: the chunks end before its chunk
 	ring    [3]chunk
 	n       [3]int // number of keys in each chunk
 	at      int    // the chunk that next returns
 }
 
 // start prepares c, which must be zero, for keys. Each call takes t and keys as arguments again:
-// a pointer to them in c would move c to the heap. REQUIRES: the slots are owned.
+// a pointer to them in c would move c to the heap. A caller that changes the rows has checked that
+// it owns the slots.
 func (c *chunks) start(t *Table, keys []rowraft.Key, touched int, changes bool) {
 	c.touched, c.changes = min(touched, maxPrefetch), changes
 	c.prefetchEntries(t, keys, 0)
@@ -50,8 +52,8 @@ func (c *chunks) start(t *Table, keys []rowraft.Key, touched int, changes bool) 
 	c.prefetchRecords(t, 0)
 }
 
-// next returns the next chunk and its number of keys, 0 at the end. The chunk is valid until the
-// next call.
+// next returns the next chunk and its number of keys, 0 at the end or before err. The chunk is
+// valid until the next call.
 func (c *chunks) next(t *Table, keys []rowraft.Key) (*chunk, int) {
 	at := c.at
 	c.at = (at + 1) % 3
@@ -64,8 +66,11 @@ func (c *chunks) prefetchEntries(t *Table, keys []rowraft.Key, i int) {
 	n := min(chunkKeys, len(keys)-c.begun)
 	c.n[i] = n
 	if n > 0 {
-		t.index.prefetchEntries(&c.ring[i], keys[c.begun:c.begun+n])
+		from := c.begun
 		c.begun += n
+		if err := t.index.prefetchEntries(&c.ring[i], keys[from:c.begun]); err != nil {
+			c.err, c.n[i], c.begun = err, 0, len(keys)
+		}
 	}
 }
 
@@ -99,14 +104,17 @@ func (ss *snapshots) prefetchSlots(c *chunk, n int) {
 
 // lookup runs prefetchEntries and then prefetchRecords, for callers that do not use chunks.
 func (x *index) lookup(c *chunk, keys []rowraft.Key, touched int) {
-	x.prefetchEntries(c, keys)
+	_ = x.prefetchEntries(c, keys) // the caller has checked the slots
 	x.prefetchRecords(c, len(keys), min(touched, maxPrefetch))
 }
 
-// prefetchEntries prefetches the index entries of keys.
-func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) {
+// prefetchEntries prefetches the index entries of keys. Errors: CodeWrongShard if the slot of a key is not owned.
+func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) error {
 	for i, key := range keys {
 		slot, tag := x.locate(key)
+		if !x.owns(slot) {
+			return x.notOwned(key, slot)
+		}
 		seg := x.segment(slot, tag)
 		c.slot[i], c.tag[i], c.seg[i] = slot, tag, seg
 		c.addr[i] = unsafe.Pointer(&noRow)
@@ -115,6 +123,7 @@ func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) {
 		}
 	}
 	order.Prefetch(&c.addr[0], len(keys), 0, 8)
+	return nil
 }
 
 // prefetchRecords sets addr to the record of the first entry with the key's tag, or to noRow, and prefetches

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/wire"
 )
 
 func someKeys(seed uint64, n int) []rowraft.Key {
@@ -345,6 +347,7 @@ func TestRefusals(t *testing.T) {
 		return rec
 	}
 	row, half := make([]byte, 16), make([]byte, 8)
+	many := slices.Repeat([]rowraft.Key{key}, 4*chunkKeys-1)
 	for _, tc := range []struct {
 		name string
 		do   func() error
@@ -361,6 +364,14 @@ func TestRefusals(t *testing.T) {
 			rowraft.CodeInvalidArgument},
 		{"pull of a foreign key", func() error { return table.Pull([]rowraft.Key{foreign}, row, rowraft.Float32, nil) },
 			rowraft.CodeWrongShard},
+		{"pull of a foreign key after many others", func() error {
+			return table.Pull(append(many, foreign), make([]byte, (len(many)+1)*len(row)), rowraft.Float32, nil)
+		}, rowraft.CodeWrongShard},
+		{"pull of versions of a foreign key after many others", func() error {
+			_, err := PullVersions(table, append(many, foreign),
+				make([]byte, (len(many)+1)*(wire.VersionBytes+len(row))), rowraft.Float32, nil, nil, make([]byte, len(many)/8+1))
+			return err
+		}, rowraft.CodeWrongShard},
 		{"update with too few numbers",
 			func() error { return table.Update([]rowraft.Key{key}, half, rowraft.Float32, 1) }, rowraft.CodeInvalidArgument},
 		{"update whose last key is foreign", func() error {

@@ -168,6 +168,33 @@ func TestTierReusesItsFile(t *testing.T) {
 	}
 }
 
+func TestTierRefusesForeignKeys(t *testing.T) {
+	const own = rowraft.Slot(5)
+	table, err := New(Options{Schema: testSchema(rowraft.Sparse, rowraft.SGD, 4),
+		Owned: func(s rowraft.Slot) bool { return s == own }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	withTier(table, 1<<20)
+	var keys []rowraft.Key
+	for k := rowraft.Key(0); len(keys) < 3*chunkKeys; k++ {
+		if table.index.slotOf(k) == own {
+			keys = append(keys, k)
+		}
+	}
+	for foreign := rowraft.Key(0); ; foreign++ {
+		if table.index.slotOf(foreign) != own {
+			keys = append(keys, foreign)
+			break
+		}
+	}
+	err = table.Pull(keys, make([]byte, 16*len(keys)), rowraft.Float32, nil)
+	if rowraft.CodeOf(err) != rowraft.CodeWrongShard {
+		t.Errorf("got %v, want code %v", err, rowraft.CodeWrongShard)
+	}
+}
+
 // TestTierPullsMoveRowsIntoMemory: rows that are pulled again and again are in memory after some time, without a push.
 func TestTierPullsMoveRowsIntoMemory(t *testing.T) {
 	table, f := tiered(t, testSchema(rowraft.Sparse, rowraft.SGD, 16), 1<<20)

@@ -62,6 +62,9 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 	ahead.start(t, keys, x.stateAt, false)
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)
+		if ahead.err != nil {
+			return ahead.err
+		}
 		if n == 0 {
 			break
 		}
@@ -165,7 +168,7 @@ func (r *Tier) appendCold(cold []coldEntry, keys []rowraft.Key) []coldEntry {
 	var c chunk
 	for ; len(keys) > 0; keys = keys[min(chunkKeys, len(keys)):] {
 		n := min(chunkKeys, len(keys))
-		x.prefetchEntries(&c, keys[:n])
+		_ = x.prefetchEntries(&c, keys[:n]) // their slots are owned
 		for i := range n {
 			seg, tag := c.seg[i], c.tag[i]
 			if len(seg) == 0 {

@@ -42,7 +42,7 @@ func PullVersions(t *Table, keys []rowraft.Key, dst []byte, dt rowraft.DType, pr
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)
 		if n == 0 {
-			return leftOut, nil
+			return leftOut, ahead.err
 		}
 		for i, key := range keys[base : base+n] {
 			row, has := dst[:rowBytes:rowBytes], uint64(noVersion)
