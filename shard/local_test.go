@@ -503,3 +503,33 @@ func TestASnapshotOnAFullTierDisk(t *testing.T) {
 		t.Errorf("restored %+v, want %+v", got, want)
 	}
 }
+
+// TestALocalSnapshotWhileRowsChange: rows that change and move out after the cut are in the snapshot as they were then.
+func TestALocalSnapshotWhileRowsChange(t *testing.T) {
+	r, s, seq := tieredReplica(t, vfs.NewMem())
+	before := r.snapshot()
+	snap, err := r.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Release()
+	for first := 0; first < 5500; first += 500 {
+		seq++
+		r.parts(tierPush(s, seq, first))
+	}
+	var local bytes.Buffer
+	if _, err := snap.WriteLocal(&local); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.full(local.Bytes())
+	if err != nil || len(got) != len(before) || int64(len(got)) != snap.FullBytes() {
+		t.Fatalf("the full form has %d bytes, %d are announced, want %d: %v", len(got), snap.FullBytes(), len(before), err)
+	}
+	a, b := newReplica(t, Config{}), newReplica(t, Config{})
+	if err := errors.Join(a.Restore(bytes.NewReader(before)), b.Restore(bytes.NewReader(got))); err != nil {
+		t.Fatal(err)
+	}
+	if !sameState(a, b) {
+		t.Errorf("the snapshot has %+v, want %+v", b.digest(), a.digest())
+	}
+}

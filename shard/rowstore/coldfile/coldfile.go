@@ -60,8 +60,7 @@ type File struct {
 	headed  bool                   // the header is written
 
 	cuts  pins
-	dirty atomic.Bool           // Write has written since the last Sync
-	lost  atomic.Pointer[error] // of the first Sync that failed
+	dirty atomic.Bool // Write has written since the last Sync
 
 	stats struct{ extents, records, read, written, pinned atomic.Int64 }
 }

@@ -111,24 +111,16 @@ func (c *Cut) Ref() Ref {
 	return r
 }
 
-// Sync makes the records of the cut durable. It must not run concurrently with Close or another Sync of the file. An
-// error is final: what the disk has is unknown.
+// Sync makes the records of the cut durable. It must not run concurrently with Close or another Sync of the file. After
+// an error the file must not be used any more: what the disk has is unknown.
 func (c *Cut) Sync() error {
 	if c.Empty() {
 		return nil
 	}
-	f := c.file
-	if err := f.lost.Load(); err != nil {
-		return *err
+	if f := c.file; f.dirty.Swap(false) {
+		return f.disk.Sync()
 	}
-	if !f.dirty.Swap(false) {
-		return nil
-	}
-	err := f.disk.Sync()
-	if err != nil {
-		f.lost.Store(&err)
-	}
-	return err
+	return nil
 }
 
 func (p *pins) holdLocked(cut uint64) {
