@@ -55,8 +55,8 @@ func widenMany(dst, src []byte) int {
 	return i
 }
 
-// scanExponents adds unit to the bits in mask of each 32 bits of the first bytes of values. It returns the bits that are
-// set in any of the sums, and how many bytes it read, a multiple of 32.
+// scanExponents adds unit to the bits in mask of each 32 bits of the first bytes of values. It returns the bits that
+// are set in any of the sums, and how many bytes it read, a multiple of 32.
 func scanExponents(values []byte, mask, unit uint32) (or uint64, n int) {
 	const width = 32
 	if !haveAVX2 || len(values) < width {

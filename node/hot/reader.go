@@ -120,8 +120,8 @@ func (c *Reader) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraft
 	return reply, nil
 }
 
-// workBytes returns how many bytes a read with a reply of size bytes may hold at a time: the reply, and the float32 rows
-// of a replica's. A read that copies may answer also has the rows twice as numbers, and its keys twice.
+// workBytes returns how many bytes a read with a reply of size bytes may hold at a time: the reply, and the float32
+// rows of a replica's. A read that copies may answer also has the rows twice as numbers, and its keys twice.
 func workBytes(asks []ask, size int) int {
 	if asks == nil {
 		return 2 * size
