@@ -28,8 +28,7 @@ type Replica struct {
 	// times as long. nil: neither waits.
 	Quiet func() time.Duration
 	Guard *RollbackGuard // nil in tests of this package
-	// Expand returns the bytes of a snapshot that follower can restore, with their number, if that are not the bytes of
-	// data; otherwise nil. nil: they always are.
+	// Expand returns the bytes of a snapshot that a follower can restore, with their number; nil if data is that already.
 	Expand func(data io.Reader) (full io.ReadCloser, size int64, err error)
 }
 
