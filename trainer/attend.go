@@ -151,7 +151,10 @@ func (j *Job) setTrained() {
 // ownTables returns the tables in the cluster that the run trains. All of them must come from the checkpoint from which
 // it resumes; the count of pushes need not.
 func (j *Job) ownTables() (out []*rowraft.Schema) {
-	all := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
+	all := []*rowraft.Schema{&j.dense, &j.audit}
+	for i := range j.fields.tables {
+		all = append(all, &j.fields.tables[i])
+	}
 	for i := range j.layout.tables {
 		all = append(all, &j.layout.tables[i].schema)
 	}

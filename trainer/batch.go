@@ -13,14 +13,13 @@ import (
 // channel owns it.
 type work struct {
 	mode.Batch
-	after position // position in the data behind this batch
-	data  *data.Batch
-	batch models.Batch  // shares data's labels and dense features
-	keys  []rowraft.Key // unique, ascending
-	rows  []float32     // weights of keys
-	index []int32       // of each value in the batch: which of rows
-	delta []float32     // rows of the dense table: the delta of each dense weight
-	flat  []float32     // dense weights, initial values included
+	after  position // position in the data behind this batch
+	data   *data.Batch
+	batch  models.Batch // shares data's labels and dense features
+	tables []tableRows  // one for each table of embeddings
+	rows   []float32    // weights of the keys of all tables
+	delta  []float32    // rows of the dense table: the delta of each dense weight
+	flat   []float32    // dense weights, initial values included
 
 	result     models.Result
 	rowGrads   []float32  // of rows
@@ -37,30 +36,8 @@ func (j *Job) newWork() *work {
 		denseGrads: make([]float32, j.layout.rows*denseWidth),
 		flat:       make([]float32, len(j.layout.initial)),
 	}
-	w.batch.Fields = make([]float32, j.cfg.Batch*j.shape.Categorical*j.cfg.Model.rowWidth())
+	w.batch.Fields = make([]float32, j.cfg.Batch*j.fields.width)
 	return w
-}
-
-// prepare finds the unique keys of w.data; width is the number of weights in a row.
-func (w *work) prepare(categorical, width int) {
-	w.batch.N, w.batch.Labels, w.batch.Dense = w.data.N, w.data.Labels, w.data.Dense
-	n := w.data.N * categorical
-	w.index = growTo(w.index, n)
-	w.keys = w.dedup.unique(w.data.Keys[:n], w.index)
-	w.rows = growTo(w.rows, len(w.keys)*width)
-}
-
-// gather copies the pulled rows to the fields of the batch. Those of padding examples are zeros.
-func (w *work) gather(width int) {
-	n := pool(w.batch.Fields, w.rows, width, w.index, nil)
-	clear(w.batch.Fields[n:])
-}
-
-// scatter sums the gradients of the fields for each row.
-func (w *work) scatter(width int) {
-	w.rowGrads = growTo(w.rowGrads, len(w.rows))
-	clear(w.rowGrads)
-	unpool(w.rowGrads, w.result.FieldGrads, width, w.index, nil)
 }
 
 func growTo[T any](s []T, n int) []T {

@@ -54,10 +54,10 @@ type Config struct {
 	Cache    CacheConfig       `yaml:"cache"`
 
 	Data DataConfig `yaml:"data"`
-	// Validation is a file whose examples are held out, in the format of data.file, which then is trained as a whole.
+	// Validation are files whose examples are held out, in the format of data.file, which then is trained as a whole.
 	// The trainer of the lowest rank scores them during the training, at the end of each epoch and each time it has
 	// trained ten times as many examples.
-	Validation string                `yaml:"validation"`
+	Validation data.Paths            `yaml:"validation"`
 	Generator  *data.GeneratorConfig `yaml:"generator"` // instead of data
 	Model      ModelConfig           `yaml:"model"`
 	Embeddings TableConfig           `yaml:"embeddings"`
@@ -93,11 +93,16 @@ type Config struct {
 
 // DataConfig is a data set in a file or a stream, or images with labels in idx files.
 type DataConfig struct {
-	File   string `yaml:"file"`
-	Schema string `yaml:"schema"`
-	// Described is the schema of a model that was saved, instead of the file Schema.
+	File   data.Paths `yaml:"file"`
+	Schema string     `yaml:"schema"`
+	// Described is the schema of a model that was saved, instead of the file Schema. Validate sets it.
 	Described *data.Schema `yaml:"-"`
-	Held      *float64     `yaml:"held"` // share of the examples, at the end, that is held out; default 0.2
+	Held      *float64     `yaml:"held"`    // share of the examples that is held out; default 0.2
+	HeldBy    string       `yaml:"held_by"` // last (default) or random
+	// Shuffle is none (default), files or examples; ShuffleBuffer examples are in memory for it, 0: 65536.
+	Shuffle       string  `yaml:"shuffle"`
+	ShuffleBuffer int     `yaml:"shuffle_buffer"`
+	MaxBad        float64 `yaml:"max_bad"` // share of bad lines that is skipped; 0: the first one ends the run
 
 	// Unlabelled: the file's labels are not read.
 	Unlabelled bool `yaml:"-" json:",omitempty"`
@@ -230,8 +235,9 @@ func (c *Config) Validate() error {
 		return invalid("dtype %w", err)
 	}
 	switch {
-	case strings.Contains(c.Job+".", tables.DenseSuffix+"."):
-		return invalid("job %q: a job named x.dense would have tables of the job x: take another name", c.Job)
+	case strings.Contains(c.Job+".", tables.DenseSuffix+".") || strings.Contains(c.Job+".", tables.EmbeddingsSuffix+"."):
+		return invalid("job %q: a job named x.dense or x.embeddings would have tables of the job x: take another name",
+			c.Job)
 	case c.InFlight < 0 || c.InFlight > 64:
 		return invalid("in_flight %d: want 0 to 64", c.InFlight)
 	case c.Lease != 0 && (c.Lease < time.Second || c.Lease > time.Hour):
@@ -250,10 +256,13 @@ func (c *Config) Validate() error {
 		return invalid("max_skipped %d: want ≥ 0", c.MaxSkipped)
 	case c.Patience <= 0:
 		return invalid("patience is %v: want more than 0", c.Patience)
-	case c.Validation != "" && c.Data.File == "":
+	case len(c.Validation) > 0 && len(c.Data.File) == 0:
 		return invalid("validation %s needs data.file: other data has held-out examples of its own, or none", c.Validation)
-	case c.Data.File != "" && c.Data.Schema == "" && c.Data.Described == nil:
+	case len(c.Data.File) > 0 && c.Data.Schema == "" && c.Data.Described == nil:
 		return invalid("data %s has no schema: set data.schema", c.Data.File)
+	case len(c.Data.File) == 0 && (c.Data.HeldBy != "" || c.Data.Shuffle != "" || c.Data.ShuffleBuffer != 0 ||
+		c.Data.MaxBad != 0):
+		return invalid("data: held_by, shuffle, shuffle_buffer and max_bad are for data.file")
 	case c.Model.Sleep < 0:
 		return invalid("model sleep %v: want ≥ 0", c.Model.Sleep)
 	case !(c.Embeddings.Init > 0):
@@ -291,6 +300,12 @@ func (c *Config) Validate() error {
 			return invalid("lr %v: want > 0", t.LR)
 		}
 		if err := t.Schedule.validate(t.LR); err != nil {
+			return err
+		}
+	}
+	if c.Data.Described == nil && c.Data.Schema != "" {
+		var err error
+		if c.Data.Described, err = data.LoadSchema(c.Data.Schema); err != nil {
 			return err
 		}
 	}
@@ -365,14 +380,15 @@ func FindSaved(ctx context.Context, c *Config, cl *client.Client) (*member.Saved
 // schemas returns the tables of the job that it trains: embeddings, if its model has any, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {
 	var all []rowraft.Schema
-	if c.embedded() {
+	names, widths := c.embeddingTables()
+	for i, name := range names {
 		optimizer, _ := c.Embeddings.optimizer()
 		all = append(all, rowraft.Schema{
-			Name: c.Job + tables.EmbeddingsSuffix, Kind: rowraft.Sparse, Dim: c.Model.rowWidth(), Optimizer: optimizer,
+			Name: c.Job + name, Kind: rowraft.Sparse, Dim: widths[i], Optimizer: optimizer,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init,
 				B: c.Embeddings.Init},
 		})
-		_ = c.Embeddings.policies(&all[0])
+		_ = c.Embeddings.policies(&all[i])
 	}
 	optimizer, _ := c.Dense.optimizer()
 	dense := rowraft.Schema{
@@ -396,7 +412,7 @@ func (c *Config) schemas() []rowraft.Schema {
 	return all
 }
 
-// OpenData opens the data set of the job.
+// OpenData opens the data set of the job. It completes Data.Described by the files.
 func (c *Config) OpenData() (data.Set, error) {
 	if c.Generator != nil {
 		return data.NewGenerator(*c.Generator)
@@ -426,19 +442,38 @@ func (c *Config) OpenData() (data.Set, error) {
 	if c.Data.Follow != "" {
 		return data.OpenFollow(c.Data.Follow, schema)
 	}
-	f, err := data.OpenFile(c.Data.File, schema, held)
+	if len(c.Validation) > 0 {
+		held = 0
+	}
+	f, err := data.OpenFiles(c.Data.File, schema, data.Options{Held: held, HeldBy: c.Data.HeldBy,
+		Shuffle: c.Data.Shuffle, Buffer: c.Data.ShuffleBuffer, Seed: c.Seed, MaxBad: c.Data.MaxBad})
+	if err == nil {
+		c.Data.Described = f.Schema() // complete
+	}
 	switch {
 	case err != nil:
 		return nil, err
-	case c.Validation == "":
+	case len(c.Validation) == 0:
 		return f, nil
 	}
-	v, err := data.OpenFile(c.Validation, schema, 0)
+	v, err := data.OpenFiles(c.Validation, f.Schema(), data.Options{MaxBad: c.Data.MaxBad})
 	if err != nil {
 		return nil, fmt.Errorf("validation: %w", err)
 	}
 	f.SetValidation(v)
 	return f, nil
+}
+
+// shuffle returns what decides the order of the examples; "" if it is that of the files.
+func (d *DataConfig) shuffle() string {
+	text := ""
+	if d.Shuffle != "" && d.Shuffle != data.ShuffleNone {
+		text = fmt.Sprint(d.Shuffle, " ", d.ShuffleBuffer, " ")
+	}
+	if d.HeldBy == data.HeldRandom {
+		text += "held by random"
+	}
+	return text
 }
 
 // rank returns 0 if no rank is set.

@@ -52,6 +52,9 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if n := set.TrainSize(); n > 0 {
 		e.Settings["data.examples"] = fmt.Sprint(n)
 	}
+	if s := c.Data.shuffle(); s != "" {
+		e.Settings["data.shuffle"] = s
+	}
 	if divided && (c.Audit || c.trainersKeepWeights()) {
 		e.Settings["trainers"] = fmt.Sprint(c.Trainers) // audit rows and the addresses are for so many
 	}
@@ -125,9 +128,9 @@ func checkedData(c *Config) (data.Set, error) {
 	return set, checkLabels(set)
 }
 
-// checkLabels refuses to train on a file whose labels are all 0. A stream and a generator are not checked.
+// checkLabels refuses to train on files whose labels are all 0. A stream and a generator are not checked.
 func checkLabels(set data.Set) error {
-	if f, ok := set.(*data.File); ok {
+	if f, ok := set.(*data.Files); ok {
 		return f.CheckLabels()
 	}
 	return nil

@@ -92,6 +92,9 @@ func (r *repeated) read(b *data.Batch) error {
 		err := r.src.Next(b)
 		if err == nil {
 			r.behind(b)
+			if b.N == 0 { // only bad lines were left
+				continue
+			}
 			return nil
 		}
 		if err != io.EOF {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // result returns the result after training, without scores.
@@ -22,7 +23,7 @@ func (j *Job) result() *report.Result {
 		ExamplesPerSecond: report.Number(float64(j.examples-j.before.examples) / seconds), ResumedAtStep: j.before.step,
 		TrainingLoss: j.quality.Loss(), TrainingAUC: j.quality.AUC(),
 		FirstLoss: j.quality.FirstLoss(), TrainingAccuracy: j.quality.Accuracy(),
-		AUC: nan, LogLoss: nan, Accuracy: nan, BestAUC: nan, BestLogLoss: nan,
+		AUC: nan, LogLoss: nan, Accuracy: nan, RMSE: nan, BestAUC: nan, BestLogLoss: nan,
 		PushesSent: c.Sent, PushesAcknowledged: c.Acknowledged, PushesUnknown: c.Unknown,
 		BatchesSkipped: c.Skipped, BatchesLate: c.Late, JobSteps: c.JobStep,
 		Copies:     copiesOf(&j.cfg, j.tables.Copies()),
@@ -56,6 +57,7 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 	defer src.Close()
 	w := j.newWork()
 	var examples, truth report.Predictions
+	squares := 0.0
 	var classes report.ClassScore
 	for batches := int64(0); ; batches++ {
 		if err := src.Next(w.data); err == io.EOF {
@@ -63,17 +65,18 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 		} else if err != nil {
 			return err
 		}
-		w.prepare(j.shape.Categorical, j.cfg.Model.rowWidth())
+		w.prepare(j.fields)
 		if err := w.pullHeld(ctx, j, batches == 0); err != nil {
 			return err
 		}
-		w.gather(j.cfg.Model.rowWidth())
+		w.gather(j.fields)
 		if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
 			return err
 		}
 		classes.Add(&w.batch, &w.result)
 		for i, p := range w.result.Predictions {
 			positive := w.batch.Labels[i] > 0.5
+			squares += math.Pow(float64(p-w.batch.Labels[i]), 2)
 			examples.Add(p, positive)
 			if j.shape.Truth {
 				truth.Add(w.data.Truth[i], positive)
@@ -87,8 +90,13 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 	if classes.Fill(r) {
 		return nil
 	}
+	if j.shape.Numbers {
+		r.HeldExamples, r.RMSE = len(examples)/j.shape.Labels, report.Number(math.Sqrt(squares/float64(len(examples))))
+		r.FinishedAt = time.Now()
+		return nil
+	}
 	s := examples.Score()
-	r.HeldExamples, r.AUC, r.LogLoss = s.Examples, report.Number(s.AUC), report.Number(s.LogLoss)
+	r.HeldExamples, r.AUC, r.LogLoss = s.Examples/max(j.shape.Labels, 1), report.Number(s.AUC), report.Number(s.LogLoss)
 	if j.shape.Truth {
 		s := truth.Score()
 		r.BestAUC, r.BestLogLoss = report.Number(s.AUC), report.Number(s.LogLoss)
@@ -109,7 +117,7 @@ func (w *work) pullHeld(ctx context.Context, j *Job, dense bool) error {
 		return nil
 	}
 	if err := j.tables.Pull(ctx, w.Segs); err != nil {
-		return fmt.Errorf("held-out examples: pull %d rows: %w", len(w.keys), err)
+		return fmt.Errorf("held-out examples: pull %d rows: %w", tables.CountRows(w.Segs), err)
 	}
 	if dense {
 		j.layout.weights(w.flat, w.delta)

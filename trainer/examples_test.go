@@ -46,8 +46,8 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 		files := 0
-		for _, f := range []string{c.Data.File, c.Data.Images, c.Data.Labels, c.Data.HeldImages, c.Data.HeldLabels,
-			c.Validation, c.Data.Follow} {
+		for _, f := range []string{c.Data.File.String(), c.Data.Images, c.Data.Labels, c.Data.HeldImages, c.Data.HeldLabels,
+			c.Validation.String(), c.Data.Follow} {
 			if f == "" {
 				continue
 			}

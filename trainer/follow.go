@@ -35,7 +35,7 @@ func (j *Job) openWindows() {
 func (r *repeated) openTrain() (err error) {
 	f, follows := r.set.(*data.Follow)
 	if !follows {
-		r.src, err = r.set.Train(r.rank, r.trainers)
+		r.src, err = r.set.Train(r.at.epoch, r.rank, r.trainers)
 		return err
 	}
 	r.stream, err = f.Stream(r.rank, r.trainers, r.at.place)
@@ -45,12 +45,14 @@ func (r *repeated) openTrain() (err error) {
 
 // behind records the position behind a batch.
 func (r *repeated) behind(b *data.Batch) {
-	r.batches++
+	if b.N > 0 {
+		r.batches++
+	}
 	if r.stream != nil {
 		r.at.place = r.stream.Place()
 		return
 	}
-	r.at.offset += int64(b.N)
+	r.at.offset += int64(b.Read)
 }
 
 // placeOf returns p in the form of a state, nil without a stream.

@@ -197,15 +197,15 @@ func TestAJobFollowsAStream(t *testing.T) {
 func pushedOnce(t *testing.T, j *Job, local *tables.Local, ad []byte) bool {
 	t.Helper()
 	key := data.NewHasher("ad").Key(ad)
-	row := make([]float32, j.embeddings.Dim)
+	row := make([]float32, j.fields.tables[0].Dim)
 	if err := local.Pull(t.Context(),
-		[]tables.Segment{{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: []rowraft.Key{key},
+		[]tables.Segment{{Table: j.fields.tables[0].ID, Dim: j.fields.tables[0].Dim, Keys: []rowraft.Key{key},
 			Values: row}}); err != nil {
 		t.Fatal(err)
 	}
-	fresh := make([]float32, j.embeddings.Dim)
+	fresh := make([]float32, j.fields.tables[0].Dim)
 	other := newLocal(t)
-	s, err := other.EnsureTable(t.Context(), j.embeddings)
+	s, err := other.EnsureTable(t.Context(), j.fields.tables[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,10 +225,10 @@ func TestWhatAStreamCannotHave(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"epochs":                          func(c *Config) { c.Epochs = 2 },
 		"has no schema":                   func(c *Config) { c.Data.Schema = "" },
-		"given more than once":            func(c *Config) { c.Data.File = "x" },
+		"given more than once":            func(c *Config) { c.Data.File = data.Paths{"x"} },
 		"cannot share one standard input": func(c *Config) { c.Data.Follow, c.Trainers = "-", 2 },
 		"window -1":                       func(c *Config) { c.Data.Window = -1 },
-		"window needs a stream":           func(c *Config) { c.Data.Follow, c.Data.File = "", "x" },
+		"window needs a stream":           func(c *Config) { c.Data.Follow, c.Data.File = "", data.Paths{"x"} },
 	} {
 		cfg := streamConfig(t, t.TempDir(), 0)
 		change(&cfg)

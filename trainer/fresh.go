@@ -22,11 +22,12 @@ func (c *Config) Tables(ctx context.Context, cl *client.Client) ([]client.TableI
 
 // hasTable reports whether the job has a table of this name: embeddings, dense weights, audit rows, the count of
 // its pushes, or a single parameter. No other job has a table of such a name: [Config.Validate] refuses jobs named
-// JOB.dense and JOB.dense.x.
+// JOB.dense, JOB.embeddings and such.
 func (c *Config) hasTable(name string) bool {
 	table, found := strings.CutPrefix(name, c.Job)
 	return found && (slices.Contains([]string{tables.EmbeddingsSuffix, tables.DenseSuffix, tables.AuditSuffix,
-		tables.ProgressSuffix}, table) || strings.HasPrefix(table, tables.DenseSuffix+"."))
+		tables.ProgressSuffix}, table) || strings.HasPrefix(table, tables.DenseSuffix+".") ||
+		strings.HasPrefix(table, tables.EmbeddingsSuffix+"."))
 }
 
 // StartOver deletes the given tables of the job, so that it starts from its initial weights.

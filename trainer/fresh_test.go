@@ -5,14 +5,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rowraft/rowraft/trainer/data"
 )
 
 // TestDataIsReadOnce: a job that starts over checks its data before it deletes tables, and the registration that
 // follows does not read it again. A later one does.
 func TestDataIsReadOnce(t *testing.T) {
 	c, dir := DefaultConfig(), t.TempDir()
-	c.Data.File, c.Data.Schema = filepath.Join(dir, "clicks.csv"), filepath.Join(dir, "clicks.yaml")
-	for path, text := range map[string]string{c.Data.File: "clicked,ad\n0,1\n1,2\n",
+	c.Data.File, c.Data.Schema = data.Paths{filepath.Join(dir, "clicks.csv")}, filepath.Join(dir, "clicks.yaml")
+	for path, text := range map[string]string{c.Data.File[0]: "clicked,ad\n0,1\n1,2\n",
 		c.Data.Schema: "label: {column: clicked}\ncategorical: [{column: ad}]\n"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -21,7 +23,7 @@ func TestDataIsReadOnce(t *testing.T) {
 	if err := c.CheckData(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(c.Data.File); err != nil {
+	if err := os.Remove(c.Data.File[0]); err != nil {
 		t.Fatal(err)
 	}
 	if set, err := c.takeChecked(); err != nil || set == nil {

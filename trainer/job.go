@@ -38,9 +38,10 @@ type Job struct {
 	steps    int64     // the run ends after this many steps; 0: at the end of the data
 	whole    int64     // steps that read all of the data if no other trainer joins; 0: unknown
 
-	embeddings, dense, audit, pushes rowraft.Schema
-	auditKeys                        []rowraft.Key
-	auditGrads                       []float32
+	fields               *fieldSet
+	dense, audit, pushes rowraft.Schema
+	auditKeys            []rowraft.Key
+	auditGrads           []float32
 
 	// The goroutine of Run owns the following fields, but for those that are safe for concurrent use.
 	started  time.Time
@@ -85,10 +86,12 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 			return nil, err
 		}
 	}
-	if f, ok := j.set.(*data.Follow); ok {
-		f.OnNote(func(text string) { j.report.Note("%s", text) })
+	if s, ok := j.set.(interface{ OnNote(note func(string)) }); ok {
+		s.OnNote(func(text string) { j.report.Note("%s", text) })
 	}
 	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
+	j.fields = newFields(&j.cfg, j.shape.Categorical)
+	j.quality.Numbers = j.shape.Numbers
 	if err := j.openModel(); err != nil {
 		return nil, err
 	}
@@ -137,8 +140,12 @@ func (j *Job) openModel() error {
 }
 
 func (j *Job) openTables(ctx context.Context) error {
-	places := map[string]*rowraft.Schema{tables.EmbeddingsSuffix: &j.embeddings, tables.DenseSuffix: &j.dense,
-		tables.AuditSuffix: &j.audit, tables.ProgressSuffix: &j.pushes}
+	places := map[string]*rowraft.Schema{tables.DenseSuffix: &j.dense, tables.AuditSuffix: &j.audit,
+		tables.ProgressSuffix: &j.pushes}
+	names, _ := j.cfg.embeddingTables()
+	for i, name := range names {
+		places[name] = &j.fields.tables[i]
+	}
 	all := j.cfg.schemas()
 	if s, counts := progressSchema(&j.cfg); counts {
 		all = append(all, s)
@@ -217,6 +224,18 @@ func (j *Job) run(ctx context.Context, trained func(*report.Result) error) (*rep
 // trainAndScore trains, calls trained unless it is nil, and scores.
 func (j *Job) trainAndScore(ctx context.Context, trained func(*report.Result) error) (*report.Result, error) {
 	j.emit(report.EventStart, func(e *report.Event) { e.Message = j.set.Name() })
+	if f, ok := j.set.(*data.Files); ok {
+		text, warning := f.Describe()
+		j.report.Note("%s", text)
+		if warning != "" {
+			j.report.Note("%s", warning)
+		}
+		defer func() {
+			if n := f.Bad(); n > 0 {
+				j.report.Note("%d bad lines were skipped", n)
+			}
+		}()
+	}
 	err := j.train(ctx)
 	j.endPausePoint(err, ctx.Err() == nil)
 	j.emit(report.EventDone, func(e *report.Event) {
@@ -346,7 +365,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 	if w.Idle {
 		return nil
 	}
-	w.prepare(j.shape.Categorical, j.cfg.Model.rowWidth())
+	w.prepare(j.fields)
 	return nil
 }
 
@@ -401,11 +420,11 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	j.mode.Refresh(&w.Batch)
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
-	w.gather(j.cfg.Model.rowWidth())
+	w.gather(j.fields)
 	if err := j.model.Step(&w.batch, w.flat, &w.result); err != nil {
 		return false, fmt.Errorf("step %d: %w", w.Step, err)
 	}
-	w.scatter(j.cfg.Model.rowWidth())
+	w.scatter(j.fields)
 	bad, skip := j.cfg.notFinite(&w.result, w.rowGrads)
 	w.Empty = skip
 	if err := j.hybrid.learn(w); err != nil {
@@ -430,7 +449,11 @@ func (j *Job) compute(w *work) (push bool, err error) {
 			"is too high, or too many batches are under way at once (staleness): lower lr, in_flight or trainers", recent,
 			start)
 	}
-	j.windows.Add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
+	predictions := w.result.Predictions
+	if j.shape.Numbers { // they have no AUC
+		predictions = nil
+	}
+	j.windows.Add(predictions, w.batch.Labels[:len(w.result.Predictions)], w.result.Loss)
 	j.layout.gradients(w.denseGrads, w.result.ParamGrads)
 	j.emit(report.EventStep, nil)
 	return true, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
@@ -81,7 +82,7 @@ func TestSettings(t *testing.T) {
 		"threads":            {func(c *Config) { c.Threads = 4 }, ""},
 		"in_flight":          {func(c *Config) { c.InFlight = 0 }, ""},
 		"steps, in async":    {func(c *Config) { c.Steps = 9 }, ""},
-		"where the data lie": {func(c *Config) { c.Data.File = "/elsewhere" }, ""},
+		"where the data lie": {func(c *Config) { c.Data.File = data.Paths{"/elsewhere"} }, ""},
 	} {
 		is := was
 		tc.set(&is)

@@ -1,14 +1,12 @@
 package trainer
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
-	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // DLRM is the default kind of model; package models has all kinds.
@@ -19,7 +17,7 @@ func (c *Config) validateModel() error {
 	d := &c.Data
 	kind, known := models.Find(c.Model.kind())
 	sources := 0
-	for _, given := range []bool{d.File != "", d.Follow != "", d.Images != "" || d.Labels != "", c.Generator != nil} {
+	for _, given := range []bool{len(d.File) > 0, d.Follow != "", d.Images != "" || d.Labels != "", c.Generator != nil} {
 		if given {
 			sources++
 		}
@@ -79,9 +77,15 @@ func (m ModelConfig) fingerprint() ModelConfig {
 func (c *Config) embedded() bool { return c.Model.rowWidth() > 0 }
 
 // rowWidth returns the number of weights in a row of the embeddings; 0: the model has none.
-func (m *ModelConfig) rowWidth() int {
+func (m *ModelConfig) rowWidth() int { return m.rowWidthOf(m.Dim) }
+
+// rowWidthOf is rowWidth for embeddings of dim numbers; 0: of Dim.
+func (m *ModelConfig) rowWidthOf(dim int) int {
+	if dim == 0 {
+		dim = m.Dim
+	}
 	if k, _ := models.Find(m.kind()); k.RowWidth != nil {
-		return k.RowWidth(m.Dim)
+		return k.RowWidth(dim)
 	}
 	return 0
 }
@@ -91,20 +95,14 @@ func (c *Config) newModel(backend *accel.Backend, shape data.Shape, batch int) (
 	if c.Model.Sleep > 0 {
 		return &models.Sleep{Time: c.Model.Sleep}, nil
 	}
+	loss := models.BCE
+	if shape.Numbers {
+		loss = models.MSE
+	}
 	kind, _ := models.Find(c.Model.kind())
 	return kind.New(backend, &models.Config{
-		Batch: batch, Dense: shape.Dense, Widths: slices.Repeat([]int{c.Model.rowWidth()}, shape.Categorical),
+		Batch: batch, Dense: shape.Dense, Widths: newFields(c, shape.Categorical).widths(),
 		Dim: c.Model.Dim, Bottom: c.Model.Bottom, Top: c.Model.Top, Cross: c.Model.cross(), Items: c.Model.Items,
-		Height: shape.Height, Width: shape.Width, Classes: shape.Classes,
+		Tasks: shape.Labels, Loss: loss, Height: shape.Height, Width: shape.Width, Classes: shape.Classes,
 	})
-}
-
-// rowSegments returns w.Segs with the segment of the embeddings only; values belong to w.keys.
-func (j *Job) rowSegments(w *work, values []float32) []tables.Segment {
-	w.Segs = w.Segs[:0]
-	if j.cfg.embedded() {
-		w.Segs = append(w.Segs, tables.Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys,
-			Values: values})
-	}
-	return w.Segs
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
@@ -96,9 +97,12 @@ func TestModelsWantTheirData(t *testing.T) {
 	}{
 		{"kind", func(c *Config) { c.Model.Kind = "cnn" }, "want dcn, deepfm, dlrm, fm, lenet, lr, two-tower, wide-deep"},
 		{"images for a DLRM", func(c *Config) { c.Model.Kind = DLRM }, "want kind lenet"},
-		{"no images", func(c *Config) { c.Data.Images, c.Data.Labels, c.Data.File, c.Data.Schema = "", "", "x", "y" },
+		{"no images", func(c *Config) {
+			c.Data.Images, c.Data.Labels, c.Data.File, c.Data.Schema = "", "", data.Paths{"x"}, "y"
+		},
 			"needs images"},
-		{"two data sets", func(c *Config) { c.Data.File, c.Data.Schema = "x", "y" }, "data is given more than once"},
+		{"two data sets", func(c *Config) { c.Data.File, c.Data.Schema = data.Paths{"x"}, "y" },
+			"data is given more than once"},
 		{"no labels", func(c *Config) { c.Data.Labels = "" }, "must be given together"},
 		{"half a held-out part", func(c *Config) { c.Data.HeldImages = "x" }, "must be given together"},
 		{"limit", func(c *Config) { c.Data.Limit = -1 }, "limit is -1"},

@@ -10,8 +10,15 @@ import (
 // checkpoints are no such paths: they are absolute, or URLs.
 func (c *Config) relativeTo(dir string) {
 	d := &c.Data
-	for _, path := range []*string{&d.File, &d.Schema, &d.Follow, &d.Images, &d.Labels, &d.HeldImages, &d.HeldLabels,
-		&c.TensorBoard.Dir, &c.Validation} {
+	paths := []*string{&d.Schema, &d.Follow, &d.Images, &d.Labels, &d.HeldImages, &d.HeldLabels,
+		&c.TensorBoard.Dir}
+	for i := range d.File {
+		paths = append(paths, &d.File[i])
+	}
+	for i := range c.Validation {
+		paths = append(paths, &c.Validation[i])
+	}
+	for _, path := range paths {
 		if *path != "" && *path != data.Stdin && !filepath.IsAbs(*path) {
 			*path = filepath.Join(dir, *path)
 		}

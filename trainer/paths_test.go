@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data"
 )
 
 // Paths in a job file are relative to the folder of the file, whatever the working directory is.
@@ -19,14 +20,14 @@ func TestPathsAreRelativeToTheJobFile(t *testing.T) {
 		want []string
 	}{
 		{"data: {file: a.csv, schema: ../b.yaml}\ntensorboard: {dir: runs}\n",
-			func(c *Config) []string { return []string{c.Data.File, c.Data.Schema, c.TensorBoard.Dir} },
+			func(c *Config) []string { return []string{c.Data.File[0], c.Data.Schema, c.TensorBoard.Dir} },
 			[]string{filepath.Join(dir, "a.csv"), filepath.Join(filepath.Dir(dir), "b.yaml"), filepath.Join(dir, "runs")}},
 		{"data: {images: i, labels: l, held_images: /x/i, held_labels: hl}\n",
 			func(c *Config) []string {
 				return []string{c.Data.Images, c.Data.Labels, c.Data.HeldImages, c.Data.HeldLabels}
 			},
 			[]string{filepath.Join(dir, "i"), filepath.Join(dir, "l"), "/x/i", filepath.Join(dir, "hl")}},
-		{"data: {follow: \"-\"}\n", func(c *Config) []string { return []string{c.Data.Follow, c.Data.File} },
+		{"data: {follow: \"-\"}\n", func(c *Config) []string { return []string{c.Data.Follow, c.Data.File.String()} },
 			[]string{"-", ""}},
 		{"data: {follow: log}\n", func(c *Config) []string { return []string{c.Data.Follow} },
 			[]string{filepath.Join(dir, "log")}},
@@ -56,7 +57,7 @@ func TestLabelsThatAreAllZeroAreRefused(t *testing.T) {
 	}
 	l, cfg := newLocal(t), tinyConfig(2, 0)
 	cfg.Generator = nil
-	cfg.Data.File = write("clicks.csv", "clicked,ad,user\nno,1,a\nyes,2,b\nno,3,a\nyes,4,b\n")
+	cfg.Data.File = data.Paths{write("clicks.csv", "clicked,ad,user\nno,1,a\nyes,2,b\nno,3,a\nyes,4,b\n")}
 	cfg.Data.Schema = write("clicks.yaml",
 		"label: {column: clicked, positive: [\"1\"]}\ncategorical: [{column: ad}, {column: user}]\n")
 	j, err := NewJob(t.Context(), cfg, l, nil)

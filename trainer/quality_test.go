@@ -39,8 +39,8 @@ func example(t testing.TB, name string) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Data.File = strings.Replace(cfg.Data.File, "../examples/data", "../../shared/data", 1)
-	if _, err := os.Stat(cfg.Data.File); err != nil {
+	cfg.Data.File[0] = strings.Replace(cfg.Data.File[0], "../examples/data", "../../shared/data", 1)
+	if _, err := os.Stat(cfg.Data.File[0]); err != nil {
 		t.Skipf("%s is absent: the data is not part of the project", cfg.Data.File)
 	}
 	cfg.Endpoints, cfg.InFlight = nil, 0

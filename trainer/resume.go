@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rowraft/rowraft/trainer/data"
@@ -23,18 +24,21 @@ type position struct {
 // configFingerprint has the settings that decide what a run computes: a run that resumes exactly must have the
 // same. Settings for the length of training, for waiting, and for the cluster's addresses may change.
 type configFingerprint struct {
-	Job        string                `json:"job"`
-	DType      string                `json:"dtype"`
-	Mode       string                `json:"mode"`
-	Quorum     float64               `json:"quorum,omitempty"`
-	Deadline   time.Duration         `json:"deadline,omitempty"`
-	Staleness  int                   `json:"staleness,omitempty"`
-	Geo        *GeoConfig            `json:"geo,omitempty"`
-	Threads    int                   `json:"threads,omitempty"` // 0: one
-	Seed       uint64                `json:"seed"`
-	Trainers   int                   `json:"trainers"` // 0: the scheduler divides the data
-	Batch      int                   `json:"batch"`
-	File       string                `json:"data.file,omitempty"` // base name
+	Job       string        `json:"job"`
+	DType     string        `json:"dtype"`
+	Mode      string        `json:"mode"`
+	Quorum    float64       `json:"quorum,omitempty"`
+	Deadline  time.Duration `json:"deadline,omitempty"`
+	Staleness int           `json:"staleness,omitempty"`
+	Geo       *GeoConfig    `json:"geo,omitempty"`
+	Threads   int           `json:"threads,omitempty"` // 0: one
+	Seed      uint64        `json:"seed"`
+	Trainers  int           `json:"trainers"` // 0: the scheduler divides the data
+	Batch     int           `json:"batch"`
+	File      string        `json:"data.file,omitempty"` // base name
+	Shuffle   string        `json:"data.shuffle,omitempty"`
+	// Measured are mean and standard deviation of the columns that the training examples standardize.
+	Measured   map[string][2]float64 `json:"data.standardize,omitempty"`
 	Follow     string                `json:"data.follow,omitempty"`
 	Examples   int64                 `json:"data.examples"` // training examples; 0: unlimited
 	Generator  *data.GeneratorConfig `json:"generator,omitempty"`
@@ -64,8 +68,15 @@ func (c *Config) fingerprint(examples int64) []byte {
 	if t := c.terms(); t.Mode != Async {
 		e.Quorum, e.Deadline, e.Staleness, e.Geo = t.Quorum, t.Deadline, t.Staleness, t.Geo
 	}
-	if file := c.Data.File + c.Data.Images; file != "" {
-		e.File = filepath.Base(file)
+	for _, file := range append(slices.Clone(c.Data.File), c.Data.Images) {
+		if file != "" {
+			e.File += "," + filepath.Base(file)
+		}
+	}
+	e.File = strings.TrimPrefix(e.File, ",")
+	e.Shuffle = c.Data.shuffle()
+	if s := c.Data.Described; s != nil {
+		e.Measured = s.Measured()
 	}
 	b, err := json.Marshal(e)
 	if err != nil {

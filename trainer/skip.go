@@ -42,7 +42,7 @@ func countFrom(s []float32, infinite uint32) (n int) {
 
 // skip counts a batch that is not finite, and ends a run with too many of them in a row.
 func (j *Job) skip(w *work, s report.Skipped) error {
-	s.Epoch, s.Split, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.N)
+	s.Epoch, s.Split, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.Read)
 	if r, ok := w.Place.(member.Range); ok {
 		if epoch, split, offset, ok := r.Split(); ok {
 			s.Epoch, s.Split, s.Offset = epoch, split, offset

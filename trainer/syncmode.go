@@ -75,11 +75,11 @@ func (j *Job) geoOptions() mode.GeoOptions {
 		o.Copies = append(o.Copies, mode.GeoCopy{Schema: s, Optimizer: optimizer, Share: share, Limit: limit})
 	}
 	share := c.Geo.share(c.Trainers)
-	if c.embedded() {
-		optimizer, _ := c.Embeddings.optimizer() // Validate has checked it
-		add(j.embeddings, optimizer, share, c.Geo.rows())
+	optimizer, _ := c.Embeddings.optimizer() // Validate has checked it
+	for _, s := range j.fields.tables {
+		add(s, optimizer, share, c.Geo.rows())
 	}
-	optimizer, _ := c.Dense.optimizer()
+	optimizer, _ = c.Dense.optimizer()
 	for i := range j.layout.tables {
 		add(j.layout.tables[i].schema, optimizer, share, 0)
 	}

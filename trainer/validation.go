@@ -23,8 +23,8 @@ type validation struct {
 
 // openValidation prepares the scores of the trainer that has the lowest rank at their time: trainer 0 may have left.
 func (j *Job) openValidation(ctx context.Context) {
-	f, ok := j.set.(*data.File)
-	if !ok || j.cfg.Validation == "" {
+	f, ok := j.set.(*data.Files)
+	if !ok || len(j.cfg.Validation) == 0 {
 		return
 	}
 	j.validation = validation{every: validateEvery * f.HeldSize(), at: j.examples, score: func() (*report.Result, error) {

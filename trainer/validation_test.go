@@ -7,14 +7,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // clicksFile writes a file of so many examples and its schema.
-func clicksFile(t *testing.T, examples int) (file, schema string) {
+func clicksFile(t *testing.T, examples int) (paths data.Paths, schema string) {
 	t.Helper()
 	dir := t.TempDir()
-	file, schema = filepath.Join(dir, "clicks.csv"), filepath.Join(dir, "clicks.yaml")
+	file, schema := filepath.Join(dir, "clicks.csv"), filepath.Join(dir, "clicks.yaml")
 	var text strings.Builder
 	text.WriteString("clicked,ad,user\n")
 	for i := range examples {
@@ -26,7 +27,7 @@ func clicksFile(t *testing.T, examples int) (file, schema string) {
 			t.Fatal(err)
 		}
 	}
-	return file, schema
+	return data.Paths{file}, schema
 }
 
 // The examples of the validation file are scored after each epoch, each time ten times as many were trained, and at the

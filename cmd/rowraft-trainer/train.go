@@ -159,15 +159,17 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.IntVar(&set.Epochs, "epochs", 0, "passes over the data; default 1, or until --steps")
 	f.Int64Var(&set.Steps, "steps", 0, "steps of this trainer at most; 0: as the epochs say")
 	f.DurationVar(&set.Patience, "patience", set.Patience, "how long one pull or push may take before the run fails")
-	f.StringVar(&set.Data.File, "data", "", "data file, .gz too; its last fifth is held out")
+	f.StringArrayVar((*[]string)(&set.Data.File), "data", nil, "data file or quoted pattern, .gz and .zst too; repeat "+
+		"it for several; the last fifth is held out")
 	f.StringVar(&set.Data.Follow, "follow", "",
 		"file or folder of files that grow, or - for standard input: train on what comes, without an end")
 	f.DurationVar(&set.Data.Window, "window", 0,
 		"how long a window of --follow is, of which loss and AUC are logged; default 1m")
 	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
-	f.StringVar(&set.Validation, "validation", "", "file of held-out examples, instead of the last fifth of --data: "+
-		"scored at the end, and by the trainer of the lowest rank after each epoch and after ten times as many "+
-		"trained examples")
+	f.StringArrayVar((*[]string)(&set.Validation), "validation", nil,
+		"file of held-out examples, instead of the last fifth of --data: "+
+			"scored at the end, and by the trainer of the lowest rank after each epoch and after ten times as many "+
+			"trained examples")
 	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
 	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
 	f.StringVar(&set.Resume, "resume", "", "continue exactly from this checkpoint, DESTINATION/NAME, which was restored; "+
@@ -252,7 +254,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	over(given("validation"), &cfg.Validation, set.Validation)
 	over(given("schema"), &cfg.Data.Schema, set.Data.Schema)
 	if given("follow") { // a stream replaces it like a file
-		cfg.Data.Follow, cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.Follow, "", "", "", nil
+		cfg.Data.Follow, cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.Follow, nil, "", "", nil
 	}
 	over(given("window"), &cfg.Data.Window, set.Data.Window)
 	if o.generate && cfg.Generator == nil {
@@ -260,7 +262,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 			return cfg, cli.Usagef("--data and --generate: want one of them")
 		}
 		g := data.DefaultGenerator()
-		cfg.Generator, cfg.Data.File = &g, ""
+		cfg.Generator, cfg.Data.File = &g, nil
 	}
 	if o.noEval {
 		no := false
@@ -296,7 +298,14 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 			cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback"))
 	}
 	cfg.Average.TLS = o.tls
-	return cfg, cfg.Validate()
+	if err := cfg.Validate(); err != nil {
+		return cfg, err
+	}
+	if o.mustExist && given("data") && cfg.Data.Described != nil && cfg.Data.Described.Fitted() {
+		return cfg, cli.Usagef("--data: the schema standardizes by the examples of the training, which are not in this file: " +
+			"give --model, the file of train --save-model, which has their mean and std")
+	}
+	return cfg, nil
 }
 
 func over[T any](given bool, dst *T, v T) {
@@ -481,12 +490,17 @@ func printResult(w io.Writer, r *report.Result) {
 			what = "scored"
 		}
 		row(what, "%d examples", r.HeldExamples)
-		if r.Accuracy == r.Accuracy {
+		switch {
+		case r.RMSE == r.RMSE:
+			row("RMSE", "%.4f", r.RMSE)
+		case r.Accuracy == r.Accuracy:
 			row("accuracy", "%.4f", r.Accuracy)
-		} else {
+		default:
 			row("AUC", "%s", withBest(r.AUC, r.BestAUC))
 		}
-		row("log loss", "%s", withBest(r.LogLoss, r.BestLogLoss))
+		if r.RMSE != r.RMSE {
+			row("log loss", "%s", withBest(r.LogLoss, r.BestLogLoss))
+		}
 	}
 	if r.ReadAgainAtMost != nil && *r.ReadAgainAtMost > 0 {
 		row("read again", "%d to %d examples of the job", *r.ReadAgainAtLeast, *r.ReadAgainAtMost)

@@ -11,15 +11,15 @@ import (
 // decoders lists every function that takes apart what came over a network or off a
 // disk, and the fuzz target that feeds it.
 var decoders = map[string]string{
-	"cmd/rowraft/tablefile.checkFooter":            "cmd/rowraft/tablefile.FuzzParquet",
+	"internal/parquetguard.CheckFooter":            "cmd/rowraft/tablefile.FuzzParquet",
 	"cmd/rowraft/tablefile.openNPY":                "cmd/rowraft/tablefile.FuzzNPY",
 	"cmd/rowraft/tablefile.openParquet":            "cmd/rowraft/tablefile.FuzzParquet",
 	"cmd/rowraft/tablefile.parseNPYDict":           "cmd/rowraft/tablefile.FuzzNPY",
 	"cmd/rowraft/tablefile.parseSafetensorsHeader": "cmd/rowraft/tablefile.FuzzSafetensors",
 	"cmd/rowraft/tablefile.parquetReader.next":     "cmd/rowraft/tablefile.FuzzParquet",
-	"cmd/rowraft/tablefile.readPageHeader":         "cmd/rowraft/tablefile.FuzzParquet",
+	"internal/parquetguard.readPageHeader":         "cmd/rowraft/tablefile.FuzzParquet",
 	"cmd/rowraft/tablefile.readTensors":            "cmd/rowraft/tablefile.FuzzSafetensors",
-	"cmd/rowraft/tablefile.skipThrift":             "cmd/rowraft/tablefile.FuzzParquet",
+	"internal/parquetguard.skipThrift":             "cmd/rowraft/tablefile.FuzzParquet",
 
 	"checkpoint.DecodeSplits":                  "checkpoint.FuzzSplits",
 	"checkpoint.ParseManifest":                 "checkpoint.FuzzManifest",
@@ -131,6 +131,11 @@ var decoders = map[string]string{
 	"checkpoint.Reader.readColdFiles":          "checkpoint.FuzzLocalReader",
 	"shard/rowstore/digest.Of":                 "shard.FuzzRestore",
 	"shard/rowstore/candidate.Parse":           "e2e/reference.FuzzLoad",
+	"shard/rowstore.DigestOf":                  "shard.FuzzRestore",
+	"shard/rowstore.parseCandidate":            "e2e/reference.FuzzLoad",
+	"trainer/data.Paths.UnmarshalYAML":         "trainer.FuzzConfig",
+	"trainer/data.cells":                       "trainer/data.FuzzSplit",
+	"trainer/data.openStream":                  "trainer/data.FuzzFile",
 }
 
 // noDecoders do what decoders do; why they need no target.

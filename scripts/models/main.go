@@ -24,6 +24,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/scripts/internal/torch"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -112,7 +113,7 @@ const (
 // openFile returns the open of a file below the folder, with its schema of the examples and the last fifth held out.
 func openFile(name, file string) func(string, string, *trainer.Config) error {
 	return func(folder, _ string, c *trainer.Config) error {
-		c.Data.File, c.Data.Schema = filepath.Join(folder, name, file), filepath.Join(examples(), name+".yaml")
+		c.Data.File, c.Data.Schema = data.Paths{filepath.Join(folder, name, file)}, filepath.Join(examples(), name+".yaml")
 		return nil
 	}
 }
@@ -145,8 +146,8 @@ label: {column: "rating:float", positive: ["4", "5"]}
 categorical: [{column: "user_id:token", name: user}, {column: "item_id:token", name: item}]
 `
 	n := len(lines)
-	c.Data.File, c.Data.Schema = filepath.Join(dir, "train.tsv"), filepath.Join(dir, "schema.yaml")
-	c.Validation = filepath.Join(dir, "test.tsv")
+	c.Data.File, c.Data.Schema = data.Paths{filepath.Join(dir, "train.tsv")}, filepath.Join(dir, "schema.yaml")
+	c.Validation = data.Paths{filepath.Join(dir, "test.tsv")}
 	return errors.Join(write("train.tsv", lines[:n*8/10]), write("test.tsv", lines[n*9/10:]),
 		os.WriteFile(c.Data.Schema, []byte(schema), 0o600))
 }

@@ -6,13 +6,19 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Batch holds up to Cap examples. Its slices are allocated once by [NewBatch].
+// Batch holds up to Cap examples. [NewBatch] allocates its slices; those of keys grow if features have many values.
 type Batch struct {
-	N      int           // examples it holds now
-	First  int64         // number of the first example in its source, for messages
-	Labels []float32     // [Cap], 0 or 1; the number of the class if there are more
-	Dense  []float32     // [Cap, dense], row-major
-	Keys   []rowraft.Key // [Cap, categorical], row-major
+	N      int       // examples it holds now
+	Read   int       // examples of the source that it stands for: N and the bad lines among them
+	First  int64     // number of the first example in its source, for messages
+	Labels []float32 // [Cap, labels], row-major: 0 or 1, the number of the class if there are more, or a number
+	Dense  []float32 // [Cap, dense], row-major
+	// Keys are the values of all examples. Those of feature f of example i are Keys[Offsets[i·F+f]:Offsets[i·F+f+1]],
+	// where F is the number of categorical features. A feature without [Categorical.Separator] has one value, or none
+	// if an exact id is missing.
+	Keys    []rowraft.Key
+	Offsets []int32   // [Cap·F + 1]; those of the first N examples are valid
+	Weights []float32 // of Keys; nil if all are 1
 	// Truth is the probability that drew the label, [Cap], if the source knows it; otherwise nil.
 	Truth []float32
 }
@@ -20,9 +26,13 @@ type Batch struct {
 // NewBatch returns an empty batch for up to size examples of shape s.
 func NewBatch(size int, s Shape) *Batch {
 	b := &Batch{
-		Labels: make([]float32, size),
-		Dense:  make([]float32, size*s.Dense),
-		Keys:   make([]rowraft.Key, size*s.Categorical),
+		Labels:  make([]float32, size*max(s.Labels, 1)),
+		Dense:   make([]float32, size*s.Dense),
+		Keys:    make([]rowraft.Key, 0, size*s.Categorical),
+		Offsets: make([]int32, size*s.Categorical+1),
+	}
+	if s.Weighted {
+		b.Weights = make([]float32, 0, cap(b.Keys))
 	}
 	if s.Truth {
 		b.Truth = make([]float32, size)
@@ -33,22 +43,54 @@ func NewBatch(size int, s Shape) *Batch {
 // Shape is the shape of a source's examples.
 type Shape struct {
 	Dense, Categorical int
+	Labels             int  // numbers to predict per example; 0: one
+	Numbers            bool // labels are any numbers, not 0 or 1
+	Weighted           bool // values of categorical features have weights
 	Truth              bool // true probabilities are known
-	Classes            int  // 0: labels are 0 or 1
+	Classes            int  // 0: labels are 0 or 1, or numbers
 	Height, Width      int  // the size of an image whose pixels are the dense numbers; otherwise 0
+}
+
+// size returns the number of examples that b has room for.
+func (b *Batch) size(s Shape) int { return len(b.Labels) / max(s.Labels, 1) }
+
+// clear makes b empty.
+func (b *Batch) clear() {
+	b.N, b.Read, b.Keys = 0, 0, b.Keys[:0]
+	if b.Weights != nil {
+		b.Weights = b.Weights[:0]
+	}
+}
+
+// copyFrom appends example i of a batch of the same shape to b.
+func (b *Batch) copyFrom(from *Batch, i int, s Shape) {
+	labels, n := max(s.Labels, 1), b.N
+	copy(b.Labels[n*labels:(n+1)*labels], from.Labels[i*labels:])
+	copy(b.Dense[n*s.Dense:(n+1)*s.Dense], from.Dense[i*s.Dense:])
+	offsets := from.Offsets[i*s.Categorical : (i+1)*s.Categorical+1]
+	first, last := offsets[0], offsets[s.Categorical]
+	shift := int32(len(b.Keys)) - first
+	for f, o := range offsets[1:] {
+		b.Offsets[n*s.Categorical+f+1] = o + shift
+	}
+	b.Keys = append(b.Keys, from.Keys[first:last]...)
+	if b.Weights != nil {
+		b.Weights = append(b.Weights, from.Weights[first:last]...)
+	}
+	b.N++
 }
 
 // Source is a stream of examples. It is used by one goroutine at a time.
 type Source interface {
 	// Next fills b with the next examples, up to its capacity, and returns io.EOF when none are left. The last
-	// batch may be smaller.
+	// batch may be smaller, and so may one with bad lines.
 	Next(b *Batch) error
 	// Skip skips the next n examples. It returns io.EOF if there are fewer.
 	Skip(n int64) error
 	Close() error
 }
 
-// Share selects examples of a data set: those with From ≤ number < To (To < 0: to the end), of these every
+// Share selects examples of an epoch: those at From ≤ position < To (To < 0: to the end), of these every
 // Trainers-th, the Rank-th first.
 type Share struct {
 	From, To       int64
@@ -58,8 +100,9 @@ type Share struct {
 // Set is a data set that can be opened as sources any number of times.
 type Set interface {
 	Shape() Shape
-	// Train and Held open the training examples, split by rank, and the held-out examples.
-	Train(rank, trainers int) (Source, error)
+	// Train and Held open the training examples of an epoch, split by rank, and the held-out examples. The order of
+	// an epoch's examples depends on its number alone.
+	Train(epoch int64, rank, trainers int) (Source, error)
 	Held() (Source, error)
 	// TrainSize is the number of training examples of all trainers together; 0 means no end.
 	TrainSize() int64
@@ -70,19 +113,24 @@ type Set interface {
 // Ranger is a Set whose training examples can be read from any position.
 type Ranger interface {
 	Set
-	// Range opens the training examples with From ≤ number < To.
-	Range(from, to int64) (Source, error)
+	// Range opens the examples at the positions from ≤ position < to of an epoch.
+	Range(epoch, from, to int64) (Source, error)
 }
 
 // Continuer is a Source of a Ranger that can read on behind its end.
 type Continuer interface {
-	// Continue makes the source read the training examples with from ≤ number < to next. It returns false, and does
-	// nothing, if it has read example from or a later one.
-	Continue(from, to int64) bool
+	// Continue makes the source read the positions from ≤ position < to of an epoch next. It returns false, and does
+	// nothing, if it has read them or is in another epoch.
+	Continue(epoch, from, to int64) bool
 }
 
 // separator stands between the name of a feature and a value in the hashed bytes.
 const separator = 0
+
+// own reports whether the share has a position.
+func (p *Share) own(position int64) bool {
+	return position >= p.From && (p.Trainers == 1 || (position-p.From)%int64(p.Trainers) == int64(p.Rank))
+}
 
 // Hasher computes the keys of one feature. Not safe for concurrent use.
 type Hasher struct {

@@ -41,6 +41,11 @@ func schema(t *testing.T, text string) *Schema {
 	return s
 }
 
+// openFile opens one file of which the share held, at the end, is held out.
+func openFile(path string, s *Schema, held float64) (*Files, error) {
+	return OpenFiles(Paths{path}, s, Options{Held: held})
+}
+
 // all reads a source to its end, in batches of size.
 func all(t *testing.T, s Source, shape Shape, size int) *Batch {
 	t.Helper()
@@ -58,7 +63,7 @@ func all(t *testing.T, s Source, shape Shape, size int) *Batch {
 		out.N += b.N
 		out.Labels = append(out.Labels, b.Labels[:b.N]...)
 		out.Dense = append(out.Dense, b.Dense[:b.N*shape.Dense]...)
-		out.Keys = append(out.Keys, b.Keys[:b.N*shape.Categorical]...)
+		out.Keys = append(out.Keys, b.Keys...)
 		if shape.Truth {
 			out.Truth = append(out.Truth, b.Truth[:b.N]...)
 		}
@@ -85,14 +90,14 @@ func TestFile(t *testing.T) {
 	for _, name := range []string{"people.csv", "people.csv.gz"} {
 		t.Run(name, func(t *testing.T) {
 			s := schema(t, people)
-			f, err := OpenFile(write(t, name, text), s, 0.2)
+			f, err := openFile(write(t, name, text), s, 0.2)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if f.TrainSize() != 4 {
 				t.Errorf("TrainSize = %d, want 4 of 5", f.TrainSize())
 			}
-			r, err := f.Train(0, 1)
+			r, err := f.Train(0, 0, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -122,13 +127,13 @@ func TestFile(t *testing.T) {
 
 func TestRanksShareTheLines(t *testing.T) {
 	s := schema(t, "header: false\nlabel: {position: 1}\ncategorical: [{position: 2, name: c}]\n")
-	f, err := OpenFile(write(t, "x.csv", "0,a\n1,b\n0,c\n1,d\n0,e\n"), s, 0)
+	f, err := openFile(write(t, "x.csv", "0,a\n1,b\n0,c\n1,d\n0,e\n"), s, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for rank, want := range [][]rowraft.Key{{key("c", "a"), key("c", "d")}, {key("c", "b"), key("c", "e")},
 		{key("c", "c")}} {
-		r, err := f.Train(rank, 3)
+		r, err := f.Train(0, rank, 3)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +141,7 @@ func TestRanksShareTheLines(t *testing.T) {
 			t.Errorf("rank %d of 3 reads %x, want %x", rank, got.Keys, want)
 		}
 	}
-	if _, err := f.Train(3, 3); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := f.Train(0, 3, 3); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("rank 3 of 3: %v, want InvalidArgument", err)
 	}
 }
@@ -175,11 +180,11 @@ func TestBadLinesNameFileAndLine(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			err := func() error {
-				f, err := OpenFile(write(t, "x.csv", tc.text), schema(t, people), 0)
+				f, err := openFile(write(t, "x.csv", tc.text), schema(t, people), 0)
 				if err != nil {
 					return err
 				}
-				r, err := f.Train(0, 1)
+				r, err := f.Train(0, 0, 1)
 				if err != nil {
 					return err
 				}
@@ -196,7 +201,7 @@ func TestBadLinesNameFileAndLine(t *testing.T) {
 		})
 	}
 	t.Run("a label in a later line is refused when the file is opened", func(t *testing.T) {
-		_, err := OpenFile(write(t, "x.csv", "Salary,age,job,gain\n>50K,1,a,1\n<=50K,2,\"a,b\",1\n50,3,a,1\n"),
+		_, err := openFile(write(t, "x.csv", "Salary,age,job,gain\n>50K,1,a,1\n<=50K,2,\"a,b\",1\n50,3,a,1\n"),
 			schema(t, people), 0)
 		if err == nil || !strings.Contains(err.Error(), `x.csv:4: Salary: label "50"`) {
 			t.Errorf("got %v, want the file, the line and the value", err)
@@ -207,7 +212,7 @@ func TestBadLinesNameFileAndLine(t *testing.T) {
 		if err := os.WriteFile(path, []byte("plain"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := OpenFile(path, schema(t, people), 0); err == nil || !strings.Contains(err.Error(), "not gzip") {
+		if _, err := openFile(path, schema(t, people), 0); err == nil || !strings.Contains(err.Error(), "not gzip") {
 			t.Errorf("got %v, want it to say that this is not gzip", err)
 		}
 	})
@@ -220,7 +225,7 @@ func TestBadLinesNameFileAndLine(t *testing.T) {
 		if err := os.WriteFile(path, whole[:len(whole)-12], 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := OpenFile(path, schema(t, people), 0); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		if _, err := openFile(path, schema(t, people), 0); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("got %v, want an error", err)
 		}
 	})
@@ -228,11 +233,11 @@ func TestBadLinesNameFileAndLine(t *testing.T) {
 
 func TestBadSchemas(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
-		{"unknown key", "format: csv\nlabels: 1\n", `schema.yaml:2: unknown key "labels"`},
+		{"unknown key", "format: csv\nlabls: 1\n", `schema.yaml:2: unknown key "labls"`},
 		{"unknown nested key", "label:\n  column: a\n  positiv: [1]\n", `schema.yaml:3: unknown key "positiv"`},
 		{"one value in place of a list", "label:\n  column: a\n  positive: '>50K'\n",
 			`schema.yaml:3: ">50K" is not a list: want [">50K"]`},
-		{"unknown format", "format: json\n", `format "json": want csv, tsv or criteo`},
+		{"unknown format", "format: json\n", `format "json": want csv, tsv, criteo`},
 		{"no label", "categorical: [{column: a}]\n", "label: want either column"},
 		{"column and position", "label: {column: a, position: 2}\n", "label: want either column"},
 		{"no categories", "label: {column: a}\n", "no categorical features"},
@@ -241,8 +246,8 @@ func TestBadSchemas(t *testing.T) {
 		{"buckets out of order", "label: {column: a}\ncategorical: [{column: b, buckets: [2, 1]}]\n", "not ascending"},
 		{"transform", "label: {column: a}\ncategorical: [{column: b}]\ndense: [{column: c, transform: sqrt}]\n",
 			`transform "sqrt"`},
-		{"std", "label: {column: a}\ncategorical: [{column: b}]\ndense: [{column: c, transform: standardize}]\n",
-			"wants std > 0"},
+		{"std", "label: {column: a}\ncategorical: [{column: b}]\ndense: [{column: c, transform: standardize, std: -1}]\n",
+			"mean and std need"},
 		{"separator", "separator: ', '\nlabel: {column: a}\ncategorical: [{column: b}]\n", "want one byte"},
 		{"criteo with columns", "format: criteo\ndense: [{position: 3}]\n", "format criteo fixes the columns"},
 	} {
@@ -276,11 +281,11 @@ func TestCriteoLayouts(t *testing.T) {
 		"plain.csv":    strings.Join(line, ",") + "\n",
 		"original.gz":  strings.Join(line, "\t") + "\n",
 	} {
-		f, err := OpenFile(write(t, name, text), s, 0)
+		f, err := openFile(write(t, name, text), s, 0)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		r, err := f.Train(0, 1)
+		r, err := f.Train(0, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -315,11 +320,11 @@ func TestSharedData(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f, err := OpenFile(path, s, 0)
+			f, err := openFile(path, s, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := f.Train(0, 1)
+			r, err := f.Train(0, 0, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -358,11 +363,15 @@ func BenchmarkFile(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	set, err := openFile(path, s, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
 	batch := NewBatch(512, s.Shape())
 	b.ReportAllocs()
 	n := 0
 	for b.Loop() {
-		r, err := (&File{path: path, schema: s, size: 20000}).Train(0, 1)
+		r, err := set.Train(0, 0, 1)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -53,6 +53,13 @@ var usualPace = waits{poll: 50 * time.Millisecond, linger: time.Second / 2, sett
 // Errors: CodeInvalidArgument.
 func OpenFollow(path string, schema *Schema) (*Follow, error) {
 	f := &Follow{path: path, schema: schema, note: func(string) {}, times: usualPace}
+	switch {
+	case schema.Format == formatParquet || schema.derived():
+		return nil, invalid("follow %s: a stream has no format parquet, and features only from the schema", path)
+	case schema.Fitted():
+		return nil, invalid("follow %s: standardize needs mean and std, because a stream has no training examples before it",
+			path)
+	}
 	if path == Stdin {
 		f.input = os.Stdin
 		return f, nil
@@ -61,7 +68,7 @@ func OpenFollow(path string, schema *Schema) (*Follow, error) {
 	switch {
 	case err == nil && info.IsDir():
 		f.folder = true
-	case filepath.Ext(path) == ".gz":
+	case compressed(path):
 		return nil, invalid("follow %s: a compressed file cannot be followed: decompress it first", path)
 	case err == nil && !info.Mode().IsRegular():
 		return nil, invalid("follow %s: want a file, a folder, or %s for standard input", path, Stdin)
@@ -94,7 +101,7 @@ func (f *Follow) Name() string {
 }
 
 // Train implements [Set].
-func (f *Follow) Train(rank, trainers int) (Source, error) {
+func (f *Follow) Train(_ int64, rank, trainers int) (Source, error) {
 	return f.Stream(rank, trainers, Place{})
 }
 
@@ -109,7 +116,7 @@ type Stream struct {
 	share  Share
 	place  Place
 	file   *growing    // being read; nil: none
-	parser *fileSource // of file; nil before its first line
+	parser *lineParser // of file; nil before its first line
 	quiet  time.Time   // when file last grew
 	done   bool        // standard input has ended
 }
@@ -140,9 +147,9 @@ func (s *Stream) Place() Place { return s.place }
 // Next implements [Source]. It returns a batch that is not full after half a second; without any example it soon
 // returns [ErrNoneYet]. It returns io.EOF at the end of standard input.
 func (s *Stream) Next(b *Batch) error {
-	b.N = 0
+	b.clear()
 	var first time.Time
-	for b.N < len(b.Labels) {
+	for size := b.size(s.follow.Shape()); b.N < size; {
 		line, err := s.line()
 		if err != nil {
 			return err
@@ -185,11 +192,8 @@ func (s *Stream) take(line []byte, b *Batch) error {
 	if b.N == 0 {
 		b.First = number
 	}
-	if err := s.parser.example(line, b); err != nil {
-		return err
-	}
-	b.N++
-	return nil
+	b.Read++
+	return s.parser.example(line, b)
 }
 
 // line returns the next whole line of data, nil if there is none now.
@@ -221,20 +225,19 @@ func (s *Stream) read(line []byte) (text []byte, isData bool, err error) {
 			return nil, false, nil
 		}
 		s.parser, err = s.newParser(text)
-		if err != nil || s.parser.held == nil {
-			return nil, false, err // it was a header
+		if err != nil || s.parser.columns.header {
+			return nil, false, err
 		}
-		s.parser.held = nil
-		s.parser.lines.line = 1
 		return text, true, nil
 	}
-	s.parser.lines.line++
+	*s.parser.line++
 	return text, true, nil
 }
 
-// newParser resolves the columns of a file from its first line.
-func (s *Stream) newParser(first []byte) (*fileSource, error) {
-	p := &fileSource{schema: s.follow.schema, lines: &lines{path: s.file.name, line: 1}, share: s.share}
+// newParser finds the columns of a file by its first line.
+func (s *Stream) newParser(first []byte) (*lineParser, error) {
+	line := int64(1)
+	p := &lineParser{enc: newEncoder(s.follow.schema), path: s.file.name, line: &line}
 	return p, p.begin(first)
 }
 

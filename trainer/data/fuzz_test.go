@@ -32,6 +32,13 @@ func FuzzFile(f *testing.F) {
 	f.Add("1,1e999,x\n", "header: false\nlabel: {position: 1}\ndense: [{position: 2}]\ncategorical: [{position: 3}]\n",
 		false)
 	f.Add("1,\"x\n", "header: false\nlabel: {position: 1}\ncategorical: [{position: 2}]\n", false)
+	many := "label: {column: label, kind: number}\ncategorical:\n  - {column: city, separator: \"|\", max_length: 2, " +
+		"weights: {column: age}}\n  - {column: age, table: t, ids: exact}\n"
+	f.Add("label,age,city\n1.5,30|1,a|b\n0,7,c\n", many, false)
+	f.Add("1 3:1.5 4:1 # x\n-1 qid:1 5:2\n", "format: libsvm\n", false)
+	f.Add("2.5 3:1.5 4:1\n", "format: libfm\nlabel: {position: 1, kind: number}\ndense: [{position: 3, transform: "+
+		"standardize}]\ncategorical: [{name: a, indices: [4, 9]}]\n", false)
+	f.Add("u:token\tr:float\tt:float\n1\t5\t3\n2\t4\t2\n", "format: inter\nlabel: {column: r, kind: number}\n", false)
 	var gz bytes.Buffer
 	w := gzip.NewWriter(&gz)
 	io.WriteString(w, csv)
@@ -59,23 +66,35 @@ func FuzzFile(f *testing.F) {
 		}
 		total := 0
 		if n := allocs.Bytes(func() {
-			var set *File
-			if set, err = OpenFile(file, s, 0.25); err != nil {
+			var set *Files
+			if set, err = openFile(file, s, 0.25); err != nil {
 				return
 			}
 			for rank := range 2 {
 				var src Source
-				if src, err = set.Train(rank, 2); err != nil {
+				if src, err = set.Train(0, rank, 2); err != nil {
 					return
 				}
 				var n int
-				if n, err = drain(t, src, s.Shape()); err != nil {
+				if n, err = drain(t, src, set.Schema()); err != nil {
 					return
 				}
 				total += n
 			}
 			if int64(total) != set.TrainSize() {
 				t.Errorf("two trainers read %d examples of %d", total, set.TrainSize())
+			}
+			shuffled, err := OpenFiles(Paths{file}, s, Options{HeldBy: HeldRandom, Held: 0.25, Shuffle: ShuffleExamples,
+				Buffer: 3, MaxBad: 0.5})
+			if err != nil {
+				t.Errorf("read in order, but not shuffled: %v", err)
+				return
+			}
+			src, err := shuffled.Train(0, 0, 1)
+			if err != nil {
+				t.Error(err)
+			} else if n, err := drain(t, src, shuffled.Schema()); err != nil || int64(n)+shuffled.Bad() != shuffled.TrainSize() {
+				t.Errorf("%d of %d shuffled examples, %d bad: %v", n, shuffled.TrainSize(), shuffled.Bad(), err)
 			}
 		}); n > 8<<20+1024*uint64(len(text)+len(schemaText)) && !zipped {
 			t.Errorf("%d bytes made it allocate %d", len(text), n)
@@ -86,8 +105,9 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
-func drain(t *testing.T, src Source, shape Shape) (total int, err error) {
+func drain(t *testing.T, src Source, s *Schema) (total int, err error) {
 	defer src.Close()
+	shape := s.Shape()
 	b := NewBatch(3, shape)
 	for {
 		if err := src.Next(b); err == io.EOF {
@@ -101,8 +121,12 @@ func drain(t *testing.T, src Source, shape Shape) (total int, err error) {
 				t.Errorf("a dense feature is %v", x)
 			}
 		}
+		if want := b.Offsets[b.N*shape.Categorical]; int(want) != len(b.Keys) ||
+			shape.Weighted && len(b.Weights) != len(b.Keys) {
+			t.Errorf("%d keys and %d weights, the offsets end at %d", len(b.Keys), len(b.Weights), want)
+		}
 		for _, l := range b.Labels[:b.N] {
-			if l != 0 && l != 1 {
+			if l != 0 && l != 1 && s.Labels[0].Kind != KindNumber {
 				t.Errorf("a label is %v", l)
 			}
 		}
@@ -123,6 +147,7 @@ func FuzzSplit(f *testing.F) {
 		f.Add([]byte(line), false, true)
 		f.Add([]byte(line), true, true)
 	}
+	f.Add([]byte("a long line,with,many,,values,behind each,other"), false, false)
 	f.Fuzz(func(t *testing.T, line []byte, quotes, trim bool) {
 		if bytes.ContainsAny(line, "\n") {
 			return
@@ -134,6 +159,17 @@ func FuzzSplit(f *testing.F) {
 				t.Errorf("%q without quotes: %v", line, err)
 			}
 			return
+		}
+		if !quotes && !trim {
+			ends := cells(nil, line, ',', 0)
+			if len(ends) != len(values)+1 {
+				t.Fatalf("%q: %d cells, %d values", line, len(ends)-1, len(values))
+			}
+			for i, v := range values {
+				if got := line[ends[i]+1 : ends[i+1]]; string(got) != string(v) {
+					t.Errorf("%q: cell %d is %q, want %q", line, i, got, v)
+				}
+			}
 		}
 		var again []byte
 		for i, v := range values {
@@ -159,6 +195,35 @@ func FuzzSplit(f *testing.F) {
 			if string(got[i]) != want[i] {
 				t.Errorf("%q splits into %q, joined %q into %q", line, want, again, got)
 			}
+		}
+	})
+}
+
+// FuzzParquet reads any bytes as a Parquet file of clicks.
+func FuzzParquet(f *testing.F) {
+	for _, n := range []int{1, 40} {
+		whole, err := os.ReadFile(writeClicks(f, n))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(whole)
+		f.Add(whole[:len(whole)-9])
+	}
+	s := clicksSchema(f)
+	path := filepath.Join(f.TempDir(), "x.parquet")
+	f.Fuzz(func(t *testing.T, file []byte) {
+		if err := os.WriteFile(path, file, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		set, err := openFile(path, s, 0)
+		if err == nil {
+			var src Source
+			if src, err = set.Train(0, 0, 1); err == nil {
+				_, err = drain(t, src, s)
+			}
+		}
+		if code := rowraft.CodeOf(err); err != nil && code != rowraft.CodeInvalidArgument && code != rowraft.CodeCorrupt {
+			t.Errorf("%v has code %v", err, code)
 		}
 	})
 }

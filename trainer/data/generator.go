@@ -97,7 +97,7 @@ func (g *Generator) TrainSize() int64 { return g.cfg.Examples }
 func (g *Generator) Name() string { return fmt.Sprintf("generated click log, seed %d", g.cfg.Seed) }
 
 // Train implements [Set].
-func (g *Generator) Train(rank, trainers int) (Source, error) {
+func (g *Generator) Train(_ int64, rank, trainers int) (Source, error) {
 	to := g.cfg.Examples
 	if to == 0 {
 		to = -1
@@ -106,7 +106,7 @@ func (g *Generator) Train(rank, trainers int) (Source, error) {
 }
 
 // Range implements [Ranger].
-func (g *Generator) Range(from, to int64) (Source, error) {
+func (g *Generator) Range(_, from, to int64) (Source, error) {
 	if g.cfg.Examples > 0 {
 		to = min(to, g.cfg.Examples)
 	}
@@ -180,7 +180,8 @@ func (s *generated) uniform() float64 { return float64(s.bits()>>11) / (1 << 53)
 
 // Next implements [Source].
 func (s *generated) Next(b *Batch) error {
-	b.N, b.First = 0, s.number
+	b.clear()
+	b.First = s.number
 	for b.N < len(b.Labels) && (s.share.To < 0 || s.number < s.share.To) {
 		f := s.g.cfg.Categorical
 		d := s.g.cfg.Dense
@@ -191,11 +192,13 @@ func (s *generated) Next(b *Batch) error {
 		}
 		for i, rank := range s.ranks {
 			s.value = strconv.AppendInt(s.value[:0], rank, 10)
-			b.Keys[b.N*f+i] = s.hashers[i].Key(s.value)
+			b.Keys = append(b.Keys, s.hashers[i].Key(s.value))
+			b.Offsets[b.N*f+i+1] = int32(len(b.Keys))
 		}
 		b.N++
 		s.number += int64(s.share.Trainers)
 	}
+	b.Read = b.N
 	if b.N == 0 {
 		return io.EOF
 	}

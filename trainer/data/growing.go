@@ -146,7 +146,7 @@ func names(folder string) ([]string, error) {
 	var out []string
 	for _, e := range entries {
 		if n := e.Name(); e.Type().IsRegular() && n[0] != '.' && !strings.HasSuffix(n, ".tmp") &&
-			filepath.Ext(n) != ".gz" {
+			!compressed(n) {
 			out = append(out, n)
 		}
 	}
@@ -210,10 +210,10 @@ func (s *Stream) reparse() error {
 		read += int64(len(line))
 		if text := trimLine(line, true); len(text) > 0 {
 			s.parser, err = s.newParser(bytes.Clone(text))
-			if s.parser.held != nil { // no header
-				s.parser.held, s.parser.lines.line = nil, 0
+			if err == nil && !s.parser.columns.header {
+				*s.parser.line = 0
 			}
-			s.parser.lines.line += s.place.Lines // for messages
+			*s.parser.line += s.place.Lines // for messages
 			return err
 		}
 	}

@@ -81,7 +81,7 @@ func (s *Images) TrainSize() int64 { return s.size }
 func (s *Images) Name() string { return s.train.images }
 
 // Train implements [Set].
-func (s *Images) Train(rank, trainers int) (Source, error) {
+func (s *Images) Train(_ int64, rank, trainers int) (Source, error) {
 	return s.train.open(Share{To: s.size, Rank: rank, Trainers: trainers})
 }
 
@@ -186,7 +186,7 @@ func (s *imageSource) nextOwn() (image []byte, label byte, number int64, err err
 
 // Next implements [Source].
 func (s *imageSource) Next(b *Batch) error {
-	b.N = 0
+	b.clear()
 	for b.N < len(b.Labels) {
 		image, label, number, err := s.nextOwn()
 		if err == io.EOF {
@@ -204,6 +204,7 @@ func (s *imageSource) Next(b *Batch) error {
 		}
 		b.N++
 	}
+	b.Read = b.N
 	if b.N == 0 {
 		return io.EOF
 	}

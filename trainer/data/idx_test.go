@@ -82,7 +82,7 @@ func TestImages(t *testing.T) {
 		if want := (Shape{Dense: 6, Height: 2, Width: 3, Classes: 4}); s.Shape() != want {
 			t.Errorf("shape %+v, want %+v", s.Shape(), want)
 		}
-		train, err := s.Train(0, 1)
+		train, err := s.Train(0, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +219,7 @@ func FuzzIdx(f *testing.F) {
 		}
 		total := int64(0)
 		for rank := range 2 {
-			src, err := s.Train(rank, 2)
+			src, err := s.Train(0, rank, 2)
 			if err != nil {
 				t.Fatal(err)
 			}

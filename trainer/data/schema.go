@@ -3,27 +3,26 @@ package data
 import (
 	"bytes"
 	"fmt"
-	"math"
 	"os"
 	"regexp"
-	"slices"
-	"strconv"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/rowraft/rowraft"
 )
 
-// Schema describes a delimited text file. examples/README.md documents its YAML form.
+// Schema describes the examples of files. examples/README.md documents its YAML form.
 type Schema struct {
-	Format    string `yaml:"format"`    // csv (default), tsv or criteo
-	Separator string `yaml:"separator"` // one byte; default "," for csv, tab for tsv and criteo
+	Format    string `yaml:"format"`    // csv (default), tsv, criteo, inter, parquet, libsvm or libfm
+	Separator string `yaml:"separator"` // one byte; default "," for csv, tab for tsv, inter and criteo
 	Header    *bool  `yaml:"header"`    // first line names the columns; default true for csv and tsv; criteo detects it
 	Trim      bool   `yaml:"trim"`      // remove spaces around values
 	Quotes    *bool  `yaml:"quotes"`    // values may be "quoted"; default true for csv
 	// Missing lists the values that mean missing, in addition to the empty value.
-	Missing     []string      `yaml:"missing"`
+	Missing []string `yaml:"missing"`
+	// Label is the column to predict, Labels several of them; the model learns each as a task.
 	Label       Label         `yaml:"label"`
+	Labels      []Label       `yaml:"labels,omitempty"`
 	Dense       []Dense       `yaml:"dense"`
 	Categorical []Categorical `yaml:"categorical"`
 
@@ -31,36 +30,75 @@ type Schema struct {
 	Unlabelled bool `yaml:"-"`
 }
 
+// Formats of files.
+const (
+	formatCSV     = "csv"
+	formatTSV     = "tsv"
+	formatCriteo  = "criteo"
+	formatInter   = "inter" // of RecBole: tabs, and a header of NAME:TYPE
+	formatParquet = "parquet"
+	formatLibSVM  = "libsvm" // label index:value index:value …
+	formatLibFM   = "libfm"  // the same layout
+)
+
 // Column names a column by its header or, from 1, by its position.
 type Column struct {
 	Column   string `yaml:"column"`
 	Position int    `yaml:"position"`
 }
 
-// Label is the column to predict.
+// Label is a column to predict.
 type Label struct {
 	Column   `yaml:",inline"`
-	Positive []string `yaml:"positive"` // values that mean 1; default "1"
-	Negative []string `yaml:"negative"` // values that mean 0; default any other
+	Name     string   `yaml:"name,omitempty"` // of the task; default the column's name
+	Kind     string   `yaml:"kind,omitempty"` // binary (default), or number
+	Positive []string `yaml:"positive"`       // binary: values that mean 1; default "1"
+	Negative []string `yaml:"negative"`       // binary: values that mean 0; default any other
 }
+
+// Kinds of labels.
+const (
+	KindBinary = "binary"
+	KindNumber = "number"
+)
 
 // Dense is a numeric feature: transform, then missing values.
 type Dense struct {
 	Column `yaml:",inline"`
 	// Transform: "" (as it is), log1p: sign(x)·ln(1+|x|), or standardize: (x−Mean)/Std.
 	// With log1p, Mean and Std apply to the logarithm if Std is set.
-	Transform string  `yaml:"transform"`
-	Mean      float64 `yaml:"mean"`
-	Std       float64 `yaml:"std"`
-	Missing   float64 `yaml:"missing"` // value of a missing number, after the transform
+	Transform string `yaml:"transform"`
+	// Standardize with log1p is standardize after the logarithm. Without Std, Mean and Std are those of the training
+	// examples.
+	Standardize bool    `yaml:"standardize,omitempty"`
+	Mean        float64 `yaml:"mean"`
+	Std         float64 `yaml:"std"`
+	Missing     float64 `yaml:"missing"` // value of a missing number, after the transform
+
+	measured bool // Mean and Std are those of the training examples
 }
 
 // Categorical is a feature whose values become keys.
 type Categorical struct {
 	Column `yaml:",inline"`
-	Name   string `yaml:"name"` // hashed with the value; default the column's name
+	Name   string `yaml:"name"` // hashed with the value unless Table is set; default the column's name
 	// Buckets, ascending, turn a number into a category: value "b<i>" where i is the number of bounds ≤ the number.
 	Buckets []float64 `yaml:"buckets"`
+	// Indices, [first, last], are the indices of a libsvm or libfm file that are values of this feature.
+	Indices []uint64 `yaml:"indices,omitempty"`
+
+	// Table is the table of the feature's rows. Features of one Table share its rows: equal values have one key. "":
+	// the job's table, where equal values of two features have two keys.
+	Table string `yaml:"table,omitempty"`
+	Dim   int    `yaml:"dim,omitempty"` // weights per row of Table; 0: as in the model
+	IDs   string `yaml:"ids,omitempty"` // hash (default), or exact: values are the keys, decimal integers
+
+	// Separator, one byte, separates the values of a feature with many of them. Parquet needs none for a list.
+	Separator string `yaml:"separator,omitempty"`
+	// Weights is the column with as many numbers, separated alike, by which the rows are multiplied.
+	Weights   *Column `yaml:"weights,omitempty"`
+	Pooling   string  `yaml:"pooling,omitempty"`    // of many values: sum (default) or mean
+	MaxLength int     `yaml:"max_length,omitempty"` // only the last so many values count; 0: all
 }
 
 // LoadSchema reads a schema from a YAML file. Unknown keys are errors.
@@ -115,147 +153,4 @@ func DecodeYAML(file string, text []byte, v any) error {
 
 func invalid(format string, args ...any) error {
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
-}
-
-// complete sets defaults and checks the schema as far as possible without the file.
-func (s *Schema) complete() error {
-	yes, no := true, false
-	switch s.Format {
-	case "", "csv":
-		s.Format = "csv"
-		s.setDefaults(",", &yes, &yes)
-	case "tsv":
-		s.setDefaults("\t", &yes, &no)
-	case "criteo":
-		if err := s.completeCriteo(); err != nil {
-			return err
-		}
-	default:
-		return invalid("format %q: want csv, tsv or criteo", s.Format)
-	}
-	if s.Separator != "" && (len(s.Separator) != 1 || s.Separator == "\n" || s.Separator == `"`) {
-		return invalid("separator %q: want one byte, not a newline or quote", s.Separator)
-	}
-	if len(s.Label.Positive) == 0 {
-		s.Label.Positive = []string{"1"}
-	}
-	if err := s.Label.check("label"); err != nil {
-		return err
-	}
-	if len(s.Categorical) == 0 {
-		return invalid("no categorical features: want at least one")
-	}
-	for i := range s.Dense {
-		if err := s.Dense[i].complete(); err != nil {
-			return err
-		}
-	}
-	names := map[string]bool{}
-	for i := range s.Categorical {
-		c := &s.Categorical[i]
-		if err := c.check(fmt.Sprintf("categorical feature %d", i+1)); err != nil {
-			return err
-		}
-		if c.Name == "" {
-			c.Name = c.Column.Column
-		}
-		if c.Name == "" {
-			c.Name = "column" + strconv.Itoa(c.Position)
-		}
-		if names[c.Name] {
-			return invalid("two categorical features are called %q: give one another name", c.Name)
-		}
-		names[c.Name] = true
-		if !slices.IsSorted(c.Buckets) {
-			return invalid("feature %s: buckets %v are not ascending", c.Name, c.Buckets)
-		}
-	}
-	return nil
-}
-
-func (s *Schema) setDefaults(separator string, header, quotes *bool) {
-	if s.Separator == "" {
-		s.Separator = separator
-	}
-	if s.Header == nil {
-		s.Header = header
-	}
-	if s.Quotes == nil {
-		s.Quotes = quotes
-	}
-}
-
-// completeCriteo describes the layout of the Criteo data sets: label, I1–I13, C1–C26. The first line decides
-// separator and header: the original has tabs and no header, copies of it have commas and a header.
-func (s *Schema) completeCriteo() error {
-	if len(s.Dense)+len(s.Categorical) > 0 || s.Label.Column != (Column{}) {
-		return invalid("format criteo fixes the columns: remove label, dense and categorical")
-	}
-	no := false
-	s.Quotes = &no
-	s.Label.Column = Column{Position: 1}
-	s.Label.Positive, s.Label.Negative = []string{"1"}, []string{"0"}
-	for i := 1; i <= 13; i++ {
-		s.Dense = append(s.Dense, Dense{Column: Column{Position: 1 + i}, Transform: "log1p"})
-	}
-	for i := 1; i <= 26; i++ {
-		s.Categorical = append(s.Categorical, Categorical{Column: Column{Position: 14 + i},
-			Name: "C" + strconv.Itoa(i)})
-	}
-	return nil
-}
-
-func (c Column) check(what string) error {
-	if (c.Column == "") == (c.Position == 0) || c.Position < 0 {
-		return invalid("%s: want either column: NAME or position: NUMBER (from 1)", what)
-	}
-	return nil
-}
-
-func (c Column) String() string {
-	if c.Column != "" {
-		return c.Column
-	}
-	return "column " + strconv.Itoa(c.Position)
-}
-
-func (d *Dense) complete() error {
-	if err := d.check("dense feature"); err != nil {
-		return err
-	}
-	for _, v := range []float64{d.Mean, d.Std, d.Missing} {
-		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return invalid("dense feature %s: mean, std and missing must be finite", d.Column)
-		}
-	}
-	switch d.Transform {
-	case "", "log1p":
-		if d.Std < 0 || d.Std == 0 && d.Mean != 0 || d.Transform == "" && d.Std != 0 {
-			return invalid("dense feature %s: mean and std need transform: standardize, or log1p with std > 0",
-				d.Column)
-		}
-	case "standardize":
-		if d.Std <= 0 {
-			return invalid("dense feature %s: standardize wants std > 0, got %v", d.Column, d.Std)
-		}
-	default:
-		return invalid("dense feature %s: transform %q: want log1p or standardize", d.Column, d.Transform)
-	}
-	return nil
-}
-
-// value applies the transform.
-func (d *Dense) value(x float64) float32 {
-	if d.Transform == "log1p" {
-		x = math.Copysign(math.Log1p(math.Abs(x)), x)
-	}
-	if d.Std > 0 {
-		x = (x - d.Mean) / d.Std
-	}
-	return float32(x)
-}
-
-// Shape returns the features of an example.
-func (s *Schema) Shape() Shape {
-	return Shape{Dense: len(s.Dense), Categorical: len(s.Categorical)}
 }

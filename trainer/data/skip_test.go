@@ -17,7 +17,7 @@ func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 		fmt.Fprintf(&text, "%d,v%d\n", i%2, i)
 	}
 	s := schema(t, "header: false\nlabel: {position: 1}\ncategorical: [{position: 2, name: c}]\n")
-	file, err := OpenFile(write(t, "x.csv", text.String()), s, 0.1)
+	file, err := openFile(write(t, "x.csv", text.String()), s, 0.1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,14 +36,14 @@ func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, set := range []Ranger{file, generator} {
-		src, err := set.Train(0, 1)
+		src, err := set.Train(0, 0, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
 		whole := all(t, src, set.Shape(), 5)
 		for from := range whole.N {
 			for _, to := range []int{from + 1, from + 7, whole.N, whole.N + 3} {
-				src, err := set.Range(int64(from), int64(to))
+				src, err := set.Range(0, int64(from), int64(to))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -58,7 +58,7 @@ func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 	for _, set := range []Set{file, generator, images} {
 		for _, share := range []Share{{Rank: 0, Trainers: 1}, {Rank: 1, Trainers: 3}, {Rank: 2, Trainers: 3}} {
 			open := func() Source {
-				src, err := set.Train(share.Rank, share.Trainers)
+				src, err := set.Train(0, share.Rank, share.Trainers)
 				if err != nil {
 					t.Fatal(err)
 				}

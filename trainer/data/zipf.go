@@ -9,7 +9,21 @@ import "math"
 type Zipf struct {
 	n, s           float64
 	hx1, hn, reach float64
+
+	// The ranks up to len(from) − 2 by table: rank k is drawn for from[k] ≤ u < from[k+1], and accepted for u ≥ accept[k].
+	// guide[i] is the rank at hx1 + i/density.
+	from, accept []float64
+	guide        []int32
+	density      float64
 }
+
+const (
+	// maxZipfTable is the number of ranks in tables: 2 MiB. The others are rare.
+	maxZipfTable = 1 << 16
+	// zipfDoubt is how near to a border in its table a number is computed instead: far more than the rounding errors of
+	// the two ways, so that a table changes no rank.
+	zipfDoubt = 1e-9
+)
 
 // NewZipf returns a sampler for n ≥ 1 ranks and exponent s > 0.
 func NewZipf(n int64, s float64) (*Zipf, error) {
@@ -20,13 +34,67 @@ func NewZipf(n int64, s float64) (*Zipf, error) {
 	z.hx1 = z.integral(1.5) - 1
 	z.hn = z.integral(z.n + 0.5)
 	z.reach = 2 - z.inverse(z.integral(2.5)-z.h(2))
+	z.tabulate()
 	return z, nil
+}
+
+// tabulate fills the tables.
+func (z *Zipf) tabulate() {
+	most := int(min(z.n, maxZipfTable))
+	z.from, z.accept = []float64{0, math.Inf(-1)}, []float64{0}
+	for k := 1; k <= most && z.h(float64(k)) > 1000*zipfDoubt; k++ {
+		x := float64(k)
+		end := z.integral(x + 0.5)
+		z.from = append(z.from, end)
+		z.accept = append(z.accept, min(z.integral(x-z.reach), end-z.h(x)))
+	}
+	last := z.from[len(z.from)-1]
+	if len(z.from) < 4 || !(last > z.hx1) {
+		z.from = nil
+		return
+	}
+	n := 4 * len(z.from)
+	z.density = float64(n) / (last - z.hx1)
+	k := int32(1)
+	for i := range n {
+		for z.from[k+1] < z.hx1+float64(i)/z.density {
+			k++
+		}
+		z.guide = append(z.guide, k)
+	}
+}
+
+// look returns the rank that the tables have for u and whether it is accepted; ok is false if u must be computed.
+func (z *Zipf) look(u float64) (k int64, accepted, ok bool) {
+	i := (u - z.hx1) * z.density
+	if len(z.from) == 0 || !(i >= 0 && i < float64(len(z.guide))) {
+		return 0, false, false
+	}
+	rank := int(z.guide[int(i)])
+	if rank > 1 {
+		rank-- // i may be rounded up
+	}
+	for u >= z.from[rank+1] {
+		if rank++; rank+1 == len(z.from) {
+			return 0, false, false
+		}
+	}
+	a := z.accept[rank]
+	if u-z.from[rank] < zipfDoubt || z.from[rank+1]-u < zipfDoubt || math.Abs(u-a) < zipfDoubt {
+		return 0, false, false
+	}
+	return int64(rank), u >= a, true
 }
 
 // Draw returns a rank, taking uniform numbers of [0, 1) from next.
 func (z *Zipf) Draw(next func() float64) int64 {
 	for {
 		u := z.hn + next()*(z.hx1-z.hn)
+		if k, accepted, ok := z.look(u); accepted {
+			return k
+		} else if ok {
+			continue
+		}
 		x := z.inverse(u)
 		k := math.Floor(x + 0.5)
 		k = min(max(k, 1), z.n)

@@ -174,12 +174,18 @@ func (d *Splits) Next(b *data.Batch) (Read, error) {
 		} else if err != nil {
 			return Read{}, err
 		}
-		d.batches++
 		d.mu.Lock()
 		p := d.reading
-		r := Range{d, p, p.read, p.read + int64(b.N)}
+		r := Range{d, p, p.read, p.read + int64(b.Read)}
 		p.read = r.to
 		d.mu.Unlock()
+		if b.N == 0 { // only bad lines were left
+			if err := r.Done(); err != nil {
+				return Read{}, err
+			}
+			continue
+		}
+		d.batches++
 		d.epoch = p.Epoch
 		return Read{Range: r, Batch: d.batches, Epoch: p.Epoch}, nil
 	}
@@ -237,14 +243,14 @@ func (d *Splits) openLocked() (err error) {
 	d.reading = h
 	last := d.last
 	d.last = nil
-	if c, ok := last.(data.Continuer); ok && c.Continue(p.From+p.Offset, p.To) {
+	if c, ok := last.(data.Continuer); ok && c.Continue(p.Epoch, p.From+p.Offset, p.To) {
 		d.src = last
 		return nil
 	}
 	if last != nil {
 		last.Close()
 	}
-	d.src, err = d.set.(data.Ranger).Range(p.From+p.Offset, p.To)
+	d.src, err = d.set.(data.Ranger).Range(p.Epoch, p.From+p.Offset, p.To)
 	return err
 }
 

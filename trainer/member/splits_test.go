@@ -74,13 +74,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // passes counts how often a file is read from its beginning.
 type passes struct {
-	*data.File
+	*data.Files
 	opened int
 }
 
-func (p *passes) Range(from, to int64) (data.Source, error) {
+func (p *passes) Range(epoch, from, to int64) (data.Source, error) {
 	p.opened++
-	return p.File.Range(from, to)
+	return p.Files.Range(epoch, from, to)
 }
 
 // A trainer reads a file once an epoch, however many splits it has. A split that was begun by another trainer is read
@@ -102,11 +102,11 @@ func TestAFileIsReadOnceAnEpoch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := data.OpenFile(path, sc, 0.05)
+	f, err := data.OpenFiles(data.Paths{path}, sc, data.Options{Held: 0.05})
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := &passes{File: f}
+	set := &passes{Files: f}
 	d := newSplits(t.Context(), set, &giver{plan: jobs.SplitPlan{Examples: 100, SplitExamples: 12, Epochs: 3}, offset: 5})
 	defer d.Close()
 	hasher := data.NewHasher("ad")

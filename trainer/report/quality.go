@@ -27,6 +27,8 @@ func (a *accuracy) share() float64 { return a.right / a.all }
 
 // Quality is how well the model predicts recent batches, before it learns from them.
 type Quality struct {
+	Numbers bool // labels are any numbers: no AUC
+
 	running   running
 	accuracy  accuracy
 	firstLoss float64
@@ -59,8 +61,12 @@ func (q *Quality) Add(b *models.Batch, r *models.Result) {
 	if q.losses++; q.losses <= startBatches {
 		q.startLoss += r.Loss
 	}
+	if r.Classes == nil && q.Numbers {
+		q.running.add(nil, nil, r.Loss) // a number has no AUC
+		return
+	}
 	if r.Classes == nil {
-		q.running.add(r.Predictions, b.Labels[:b.N], r.Loss)
+		q.running.add(r.Predictions, b.Labels[:len(r.Predictions)], r.Loss)
 		return
 	}
 	q.running.add(nil, nil, r.Loss)

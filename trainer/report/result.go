@@ -40,6 +40,7 @@ type Result struct {
 	AUC          Number `json:"auc"`
 	LogLoss      Number `json:"log_loss"`
 	Accuracy     Number `json:"accuracy"` // null without classes
+	RMSE         Number `json:"rmse"`     // root of the mean squared error; null unless labels are numbers
 	// The score of the true probabilities; null if they are unknown.
 	BestAUC     Number `json:"best_auc"`
 	BestLogLoss Number `json:"best_log_loss"`

@@ -17,7 +17,7 @@
 //
 //  1. A buffer limits the memory of both sides, whatever the size of a table.
 //     (Parquet: a row group of groupBytes when writing, a page of
-//     maxPageBytes when reading.)
+//     parquetguard.MaxPageBytes when reading.)
 //  2. A name has a complete file or none: the writer uses a temporary
 //     name, syncs the file, and then renames it.
 //  3. Input is not trusted. Lengths are compared with the file before memory

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/allocs"
+	"github.com/rowraft/rowraft/internal/parquetguard"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
@@ -95,7 +96,7 @@ func FuzzParquet(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		disk := vfs.NewMem()
 		writeFile(t, disk, "x.parquet", b)
-		// A page may claim to have maxPageBytes or maxPageValues, and levels of both kinds.
-		fuzzFile(t, disk, "x.parquet", 4*maxPageBytes+1000*uint64(len(b)))
+		// A page may claim to have MaxPageBytes or maxPageValues, and levels of both kinds.
+		fuzzFile(t, disk, "x.parquet", 4*parquetguard.MaxPageBytes+1000*uint64(len(b)))
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/parquet-go/parquet-go/format"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/parquetguard"
 )
 
 // parquetReader reads a column of ids and a column of lists, which all have the same length.
@@ -23,7 +24,7 @@ type parquetReader struct {
 }
 
 func openParquet(r io.ReaderAt, size int64, ids, vectors string) (p *parquetReader, err error) {
-	if err := checkFooter(r, size); err != nil {
+	if err := parquetguard.CheckFooter(r, size); err != nil {
 		return nil, err
 	}
 	p = &parquetReader{}
@@ -109,7 +110,7 @@ func (p *parquetReader) checkGroups(r io.ReaderAt, size int64) error {
 			return corruptf("row group %d has %d ids and %d numbers for %d rows", i, ids, numbers, g.NumRows)
 		}
 		for _, c := range []*format.ColumnChunk{&g.Columns[p.ids.index], &g.Columns[p.vectors.index]} {
-			if err := checkPages(r, size, &c.MetaData); err != nil {
+			if err := parquetguard.CheckPages(r, size, &c.MetaData); err != nil {
 				return fmt.Errorf("row group %d: %w", i, err)
 			}
 		}

@@ -78,7 +78,7 @@ func Write(dir, name string, numbers any) error {
 func WriteExamples(dir string, set data.Set) ([]rowraft.Key, error) {
 	all := make(map[rowraft.Key]bool)
 	for name, open := range map[string]func() (data.Source, error){
-		"train": func() (data.Source, error) { return set.Train(0, 1) }, "held": set.Held,
+		"train": func() (data.Source, error) { return set.Train(0, 0, 1) }, "held": set.Held,
 	} {
 		src, err := open()
 		if err != nil {

@@ -1,4 +1,8 @@
-package tablefile
+// Package parquetguard checks the lengths in a Parquet file before parquet-go uses them.
+//
+// The library trusts the lengths that it reads: of the footer, of thrift's lists, of pages. A damaged length could exhaust
+// the memory of the process.
+package parquetguard
 
 import (
 	"encoding/binary"
@@ -7,24 +11,26 @@ import (
 
 	"github.com/parquet-go/parquet-go/encoding/thrift"
 	"github.com/parquet-go/parquet-go/format"
+
+	"github.com/rowraft/rowraft"
 )
 
-// The library trusts the lengths that it reads: of the footer, of thrift's lists, of pages. A damaged
-// length could exhaust the memory of the process, so this file checks all of them before the library uses
-// them.
+func corruptf(format string, args ...any) error {
+	return rowraft.Errorf(rowraft.CodeCorrupt, format, args...)
+}
 
 const (
 	maxFooterBytes = 16 << 20
-	// maxPageBytes and maxPageValues limit a page in memory. Writers aim at 1 MiB.
-	maxPageBytes  = 256 << 20
+	// MaxPageBytes and maxPageValues limit a page in memory. Writers aim at 1 MiB.
+	MaxPageBytes  = 256 << 20
 	maxPageValues = 64 << 20
 	// maxPageHeader limits a page's header, which contains little more than a minimum and a maximum.
 	maxPageHeader = 64 << 10
 	maxThriftNest = 32
 )
 
-// checkFooter checks both ends of a file.
-func checkFooter(r io.ReaderAt, size int64) error {
+// CheckFooter checks both ends of a file. Errors: CodeCorrupt; CodeInvalidArgument for an encrypted file; those of r.
+func CheckFooter(r io.ReaderAt, size int64) error {
 	var head [4]byte
 	var tail [8]byte
 	if size < 12 {
@@ -38,11 +44,11 @@ func checkFooter(r io.ReaderAt, size int64) error {
 	}
 	if string(head[:]) != "PAR1" || string(tail[4:]) != "PAR1" {
 		if string(tail[4:]) == "PARE" {
-			return invalidf("it is encrypted")
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "it is encrypted")
 		}
 		return corruptf("it does not begin and end as Parquet does; was it written to its end?")
 	}
-	n := int64(le.Uint32(tail[:]))
+	n := int64(binary.LittleEndian.Uint32(tail[:]))
 	if n > size-12 || n > maxFooterBytes {
 		return corruptf("its footer is said to have %d bytes, the file has %d", n, size)
 	}
@@ -56,8 +62,8 @@ func checkFooter(r io.ReaderAt, size int64) error {
 	return nil
 }
 
-// checkPages checks the headers of a column's pages, but not the pages.
-func checkPages(r io.ReaderAt, size int64, m *format.ColumnMetaData) error {
+// CheckPages checks the headers of a column's pages, but not the pages. Errors: CodeCorrupt; those of r.
+func CheckPages(r io.ReaderAt, size int64, m *format.ColumnMetaData) error {
 	at, left := m.DataPageOffset, m.TotalCompressedSize
 	if d := m.DictionaryPageOffset; d > 0 && d < at {
 		at = d
@@ -77,10 +83,10 @@ func checkPages(r io.ReaderAt, size int64, m *format.ColumnMetaData) error {
 			return err
 		}
 		body := int64(h.CompressedPageSize)
-		if body < 0 || body > left-int64(n) || body > maxPageBytes || h.UncompressedPageSize < 0 ||
-			h.UncompressedPageSize > maxPageBytes {
+		if body < 0 || body > left-int64(n) || body > MaxPageBytes || h.UncompressedPageSize < 0 ||
+			h.UncompressedPageSize > MaxPageBytes {
 			return corruptf("the page at byte %d has %d bytes, %d uncompressed: want it within its column and at most %d",
-				at, body, h.UncompressedPageSize, maxPageBytes)
+				at, body, h.UncompressedPageSize, MaxPageBytes)
 		}
 		count := pageValues(&h)
 		if count < 0 || count > maxPageValues {

@@ -1,4 +1,4 @@
-package tablefile
+package parquetguard
 
 import (
 	"bytes"
@@ -29,7 +29,7 @@ func TestPageHeadersAreNotBelieved(t *testing.T) {
 		{"longer than its column", 1000, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, "1000 bytes"},
 		{"of less than nothing", -1, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, "-1 bytes"},
 		{"that grows without bound",
-			10, maxPageBytes + 1, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, "268435457 uncompressed"},
+			10, MaxPageBytes + 1, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, "268435457 uncompressed"},
 		{"with fewer values than the column",
 			10, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 6}, "pages for 5 of its 6 values"},
 		{"of another type than its header",
@@ -50,7 +50,7 @@ func TestPageHeadersAreNotBelieved(t *testing.T) {
 			if m.DataPageOffset == 0 {
 				m.DataPageOffset = 4
 			}
-			err = checkPages(bytes.NewReader(file), int64(len(file)), &m)
+			err = CheckPages(bytes.NewReader(file), int64(len(file)), &m)
 			if (tc.says == "") != (err == nil) || err != nil &&
 				(rowraft.CodeOf(err) != rowraft.CodeCorrupt || !strings.Contains(err.Error(), tc.says)) {
 				t.Errorf("%v, want %q", err, tc.says)
