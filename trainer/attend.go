@@ -152,8 +152,8 @@ func (j *Job) setTrained() {
 // it resumes; the count of pushes need not.
 func (j *Job) ownTables() (out []*rowraft.Schema) {
 	all := []*rowraft.Schema{&j.dense, &j.audit}
-	for i := range j.fields.tables {
-		all = append(all, &j.fields.tables[i])
+	for i := range j.fields.Tables {
+		all = append(all, &j.fields.Tables[i])
 	}
 	for i := range j.layout.tables {
 		all = append(all, &j.layout.tables[i].schema)

@@ -380,7 +380,7 @@ func FindSaved(ctx context.Context, c *Config, cl *client.Client) (*member.Saved
 // schemas returns the tables of the job that it trains: embeddings, if its model has any, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {
 	var all []rowraft.Schema
-	names, widths := c.embeddingTables()
+	names, widths := embeddingTables(c)
 	for i, name := range names {
 		optimizer, _ := c.Embeddings.optimizer()
 		all = append(all, rowraft.Schema{

@@ -69,7 +69,7 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 		if err := w.pullHeld(ctx, j, batches == 0); err != nil {
 			return err
 		}
-		w.gather(j.fields)
+		w.pooled.Gather(j.fields, w.data, w.batch.Fields)
 		if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
 			return err
 		}
@@ -109,7 +109,7 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 func (w *work) pullHeld(ctx context.Context, j *Job, dense bool) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	w.Segs = j.rowSegments(w, w.rows)
+	w.Segs = j.rowSegments(w, w.pooled.Weights)
 	if dense {
 		w.Segs = j.layout.segments(w.Segs, w.delta)
 	}

@@ -197,15 +197,15 @@ func TestAJobFollowsAStream(t *testing.T) {
 func pushedOnce(t *testing.T, j *Job, local *tables.Local, ad []byte) bool {
 	t.Helper()
 	key := data.NewHasher("ad").Key(ad)
-	row := make([]float32, j.fields.tables[0].Dim)
+	row := make([]float32, j.fields.Tables[0].Dim)
 	if err := local.Pull(t.Context(),
-		[]tables.Segment{{Table: j.fields.tables[0].ID, Dim: j.fields.tables[0].Dim, Keys: []rowraft.Key{key},
+		[]tables.Segment{{Table: j.fields.Tables[0].ID, Dim: j.fields.Tables[0].Dim, Keys: []rowraft.Key{key},
 			Values: row}}); err != nil {
 		t.Fatal(err)
 	}
-	fresh := make([]float32, j.fields.tables[0].Dim)
+	fresh := make([]float32, j.fields.Tables[0].Dim)
 	other := newLocal(t)
-	s, err := other.EnsureTable(t.Context(), j.fields.tables[0])
+	s, err := other.EnsureTable(t.Context(), j.fields.Tables[0])
 	if err != nil {
 		t.Fatal(err)
 	}

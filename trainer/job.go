@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/pool"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -38,7 +39,7 @@ type Job struct {
 	steps    int64     // the run ends after this many steps; 0: at the end of the data
 	whole    int64     // steps that read all of the data if no other trainer joins; 0: unknown
 
-	fields               *fieldSet
+	fields               *pool.Fields
 	dense, audit, pushes rowraft.Schema
 	auditKeys            []rowraft.Key
 	auditGrads           []float32
@@ -142,9 +143,9 @@ func (j *Job) openModel() error {
 func (j *Job) openTables(ctx context.Context) error {
 	places := map[string]*rowraft.Schema{tables.DenseSuffix: &j.dense, tables.AuditSuffix: &j.audit,
 		tables.ProgressSuffix: &j.pushes}
-	names, _ := j.cfg.embeddingTables()
+	names, _ := embeddingTables(&j.cfg)
 	for i, name := range names {
-		places[name] = &j.fields.tables[i]
+		places[name] = &j.fields.Tables[i]
 	}
 	all := j.cfg.schemas()
 	if s, counts := progressSchema(&j.cfg); counts {
@@ -373,7 +374,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error) error {
 	w.Segs = nil
 	if !w.Idle {
-		segs := j.rowSegments(w, w.rows)
+		segs := j.rowSegments(w, w.pooled.Weights)
 		for i := range segs {
 			segs[i].Reuse = j.cfg.Cache.reuse(j.ramp, w.Step)
 		}
@@ -420,12 +421,12 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	j.mode.Refresh(&w.Batch)
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
-	w.gather(j.fields)
+	w.pooled.Gather(j.fields, w.data, w.batch.Fields)
 	if err := j.model.Step(&w.batch, w.flat, &w.result); err != nil {
 		return false, fmt.Errorf("step %d: %w", w.Step, err)
 	}
-	w.scatter(j.fields)
-	bad, skip := j.cfg.notFinite(&w.result, w.rowGrads)
+	w.pooled.Scatter(j.fields, w.data, w.result.FieldGrads)
+	bad, skip := j.cfg.notFinite(&w.result, w.pooled.Grads)
 	w.Empty = skip
 	if err := j.hybrid.learn(w); err != nil {
 		return false, fmt.Errorf("step %d: %w", w.Step, err)

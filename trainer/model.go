@@ -101,7 +101,7 @@ func (c *Config) newModel(backend *accel.Backend, shape data.Shape, batch int) (
 	}
 	kind, _ := models.Find(c.Model.kind())
 	return kind.New(backend, &models.Config{
-		Batch: batch, Dense: shape.Dense, Widths: newFields(c, shape.Categorical).widths(),
+		Batch: batch, Dense: shape.Dense, Widths: widths(newFields(c, shape.Categorical)),
 		Dim: c.Model.Dim, Bottom: c.Model.Bottom, Top: c.Model.Top, Cross: c.Model.cross(), Items: c.Model.Items,
 		Tasks: shape.Labels, Loss: loss, Height: shape.Height, Width: shape.Width, Classes: shape.Classes,
 	})

@@ -17,7 +17,7 @@ func (j *Job) push(ctx context.Context, w *work) error {
 		w.Segs = w.Segs[:0]
 		return j.mode.Push(ctx, &w.Batch)
 	}
-	w.Segs = j.layout.segments(j.rowSegments(w, w.rowGrads), w.denseGrads)
+	w.Segs = j.layout.segments(j.rowSegments(w, w.pooled.Grads), w.denseGrads)
 	if j.cfg.Audit {
 		w.Segs = append(w.Segs, tables.Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys,
 			Values: j.auditGrads})

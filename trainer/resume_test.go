@@ -287,7 +287,7 @@ func TestResumeWantsTheTablesOfTheCheckpoint(t *testing.T) {
 	cfg := twoPasses(20, 0)
 	cfg.Audit = true
 	j := newJob(t, cfg, newLocal(t), nil)
-	all := []rowraft.Schema{j.fields.tables[0], j.dense, j.audit}
+	all := []rowraft.Schema{j.fields.Tables[0], j.dense, j.audit}
 	for i, gone := range all {
 		again := gone
 		again.ID++

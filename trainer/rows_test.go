@@ -4,7 +4,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -13,36 +12,6 @@ import (
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
-
-// Two tables of two widths; the first feature has many weighted values and the mean of their rows, the others the sum.
-// gather is the product of a matrix of factors and the rows, and scatter that of its transpose and the gradients.
-func TestGatherAndScatter(t *testing.T) {
-	f := &fieldSet{width: 5, features: []field{{table: 0, width: 2, mean: true}, {table: 1, at: 2, width: 1},
-		{table: 0, at: 3, width: 2}}, tables: []rowraft.Schema{{Dim: 2}, {Dim: 1}}}
-	w := &work{data: &data.Batch{
-		N:       2,
-		Keys:    []rowraft.Key{7, 5, 7, 5, 9, 9, 5}, // example 0: {7 5}, {7}, {5}; example 1: {}, {9 9}, {5}
-		Offsets: []int32{0, 2, 3, 4, 4, 6, 7},
-		Weights: []float32{1, 3, 1, 1, 0.5, 1, -1},
-	}}
-	w.batch.Fields = slices.Repeat([]float32{8}, 15) // the third example is padding
-	w.prepare(f)
-	if a, b := w.tables[0].keys, w.tables[1].keys; !slices.Equal(a, []rowraft.Key{5, 7}) ||
-		!slices.Equal(b, []rowraft.Key{7, 9}) || len(w.rows) != 6 {
-		t.Fatalf("keys %v and %v, %d numbers", a, b, len(w.rows))
-	}
-	copy(w.rows, []float32{1, 2, 10, 20, 100, 1000}) // rows of 5 and 7, then of 7 and 9
-	w.gather(f)
-	want := []float32{6.5, 13, 100, 1, 2, 0, 0, 1500, -1, -2, 0, 0, 0, 0, 0}
-	if !slices.Equal(w.batch.Fields, want) {
-		t.Errorf("fields %v, want %v", w.batch.Fields, want)
-	}
-	w.result.FieldGrads = []float32{2, 4, 1, 1, 1, 9, 9, 2, 3, 5, 9, 9, 9, 9, 9}
-	w.scatter(f)
-	if want := []float32{3 + 1 - 3, 6 + 1 - 5, 1, 2, 1, 3}; !slices.Equal(w.rowGrads, want) {
-		t.Errorf("gradients of rows %v, want %v", w.rowGrads, want)
-	}
-}
 
 // A job with tables of its own for some features trains them all, with their widths, and scores with them.
 func TestTablesOfFeatures(t *testing.T) {
@@ -92,13 +61,14 @@ categorical:
 		t.Fatal(err)
 	}
 	var names []string
-	for _, s := range j.fields.tables {
+	for _, s := range j.fields.Tables {
 		names = append(names, s.Name)
 		if want := map[string]int{"wide.embeddings": 4, "wide.embeddings.users": 6}[s.Name]; s.Dim != want {
 			t.Errorf("table %s has rows of %d, want %d", s.Name, s.Dim, want)
 		}
 	}
-	if r, err = j.Run(t.Context()); err != nil || math.IsNaN(float64(r.AUC)) || len(names) != 2 || !cfg.hasTable(names[0]) {
+	if r, err = j.Run(t.Context()); err != nil || math.IsNaN(float64(r.AUC)) ||
+		len(names) != 2 || !cfg.hasTable(names[0]) {
 		t.Errorf("%v: %v, %v", names, r, err)
 	}
 }
@@ -116,7 +86,7 @@ func TestRatingsAndSeveralLabels(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	run := func(labels string) *report.Result {
+	run := func(labels string, steps int64) *report.Result {
 		t.Helper()
 		cfg := DefaultConfig()
 		cfg.Data.File, cfg.Data.Schema = data.Paths{path}, filepath.Join(dir, "x.yaml")
@@ -126,6 +96,7 @@ func TestRatingsAndSeveralLabels(t *testing.T) {
 		}
 		cfg.Model = ModelConfig{Kind: "dcn", Dim: 4, Top: []int{8}}
 		cfg.Batch, cfg.InFlight, cfg.Epochs, cfg.Embeddings.LR = 20, 0, 20, 0.2
+		cfg.Steps = steps
 		local, err := tables.NewLocal(2, rowraft.Float32)
 		if err != nil {
 			t.Fatal(err)
@@ -141,10 +112,14 @@ func TestRatingsAndSeveralLabels(t *testing.T) {
 		return r
 	}
 	// The mean alone leaves √2.
-	if r := run("label: {column: rating, kind: number}\n"); !(r.RMSE < 0.5) || r.HeldExamples != 120 || r.AUC == r.AUC {
+	if r := run("label: {column: rating, kind: number}\n", 0); !(r.RMSE < 0.5) || r.HeldExamples != 120 || r.AUC == r.AUC {
 		t.Errorf("ratings: RMSE %v, AUC %v on %d examples", r.RMSE, r.AUC, r.HeldExamples)
 	}
-	r := run("labels: [{column: long}, {column: rating, positive: ['4', '5'], name: liked}]\n")
+	// Little training leaves more than the deviation √2, and less than the root of the mean square, √11.
+	if r := run("label: {column: rating, kind: number}\n", 1); !(r.RMSE > 1.5 && r.RMSE < 3.4) {
+		t.Errorf("ratings after one step: RMSE %v, want 1.5 to 3.4", r.RMSE)
+	}
+	r := run("labels: [{column: long}, {column: rating, positive: ['4', '5'], name: liked}]\n", 0)
 	if !(r.AUC > 0.95) || r.HeldExamples != 120 || r.RMSE == r.RMSE {
 		t.Errorf("two labels: AUC %v, RMSE %v on %d examples", r.AUC, r.RMSE, r.HeldExamples)
 	}

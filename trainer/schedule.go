@@ -131,7 +131,7 @@ func cosPi(x float64) float64 {
 func (j *Job) setRates(segs []tables.Segment, step int64) {
 	for i := range segs {
 		switch id := segs[i].Table; {
-		case slices.ContainsFunc(j.fields.tables, func(s rowraft.Schema) bool { return s.ID == id }):
+		case slices.ContainsFunc(j.fields.Tables, func(s rowraft.Schema) bool { return s.ID == id }):
 			segs[i].LR = j.cfg.Embeddings.Schedule.Rate(j.cfg.Embeddings.LR, step)
 		case j.layout.has(id):
 			segs[i].LR = j.cfg.Dense.Schedule.Rate(j.cfg.Dense.LR, step)

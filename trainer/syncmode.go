@@ -76,7 +76,7 @@ func (j *Job) geoOptions() mode.GeoOptions {
 	}
 	share := c.Geo.share(c.Trainers)
 	optimizer, _ := c.Embeddings.optimizer() // Validate has checked it
-	for _, s := range j.fields.tables {
+	for _, s := range j.fields.Tables {
 		add(s, optimizer, share, c.Geo.rows())
 	}
 	optimizer, _ = c.Dense.optimizer()

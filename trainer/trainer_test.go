@@ -337,25 +337,6 @@ func TestNotFiniteBatchesAreSkipped(t *testing.T) {
 	})
 }
 
-func TestDedup(t *testing.T) {
-	var d dedup
-	for _, keys := range [][]rowraft.Key{{}, {7}, {5, 5, 5}, {3, 1, 2, 3, 1 << 63, 0, 2}, {9, 8, 7, 6, 5, 4, 3, 2, 1}} {
-		index := make([]int32, len(keys))
-		unique := d.unique(keys, index)
-		want := slices.Clone(keys)
-		slices.Sort(want)
-		want = slices.Compact(want)
-		if !slices.Equal(unique, want) {
-			t.Errorf("unique(%v) = %v, want %v", keys, unique, want)
-		}
-		for i, k := range keys {
-			if unique[index[i]] != k {
-				t.Errorf("unique(%v): index %v points key %d to %d", keys, index, k, unique[index[i]])
-			}
-		}
-	}
-}
-
 // Rows of the dense table and flat weights are the same numbers in two layouts.
 func TestDenseLayout(t *testing.T) {
 	params := []models.Param{{Name: "a", Shape: []int{3, 5}, FanIn: 3, FanOut: 5}, {Name: "b", Shape: []int{64}},

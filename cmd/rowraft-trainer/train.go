@@ -302,8 +302,8 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 		return cfg, err
 	}
 	if o.mustExist && given("data") && cfg.Data.Described != nil && cfg.Data.Described.Fitted() {
-		return cfg, cli.Usagef("--data: the schema standardizes by the examples of the training, which are not in this file: " +
-			"give --model, the file of train --save-model, which has their mean and std")
+		return cfg, cli.Usagef("--data: the schema standardizes by the examples of the training, which are not in " +
+			"this file: give --model, the file of train --save-model, which has their mean and std")
 	}
 	return cfg, nil
 }

@@ -1,7 +1,7 @@
 // Package parquetguard checks the lengths in a Parquet file before parquet-go uses them.
 //
-// The library trusts the lengths that it reads: of the footer, of thrift's lists, of pages. A damaged length could exhaust
-// the memory of the process.
+// The library trusts the lengths that it reads: of the footer, of thrift's lists, of pages. A damaged length could
+// exhaust the memory of the process.
 package parquetguard
 
 import (

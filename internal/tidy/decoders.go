@@ -131,11 +131,11 @@ var decoders = map[string]string{
 	"checkpoint.Reader.readColdFiles":          "checkpoint.FuzzLocalReader",
 	"shard/rowstore/digest.Of":                 "shard.FuzzRestore",
 	"shard/rowstore/candidate.Parse":           "e2e/reference.FuzzLoad",
-	"shard/rowstore.DigestOf":                  "shard.FuzzRestore",
-	"shard/rowstore.parseCandidate":            "e2e/reference.FuzzLoad",
 	"trainer/data.Paths.UnmarshalYAML":         "trainer.FuzzConfig",
 	"trainer/data.cells":                       "trainer/data.FuzzSplit",
 	"trainer/data.openStream":                  "trainer/data.FuzzFile",
+	"trainer/data/number.Parse":                "trainer/data.FuzzFile",
+	"trainer/data/number.ParseID":              "trainer/data.FuzzFile",
 }
 
 // noDecoders do what decoders do; why they need no target.

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data/number"
 )
 
 // complete sets defaults and checks the schema as far as possible without a file.
@@ -290,7 +291,7 @@ func (d *Dense) fitted() bool { return d.Standardize && d.Std == 0 }
 // value applies the transform.
 func (d *Dense) value(x float64) float32 {
 	if d.Transform == "log1p" {
-		x = signedLog(x)
+		x = number.SignedLog(x)
 	}
 	if d.Std > 0 {
 		x = (x - d.Mean) / d.Std

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data/number"
 )
 
 // encoder writes the values of examples into batches, as a schema describes them. Not safe for concurrent use.
@@ -53,7 +54,7 @@ func (e *encoder) label(i int, value []byte) (float32, error) {
 	case e.missing(value):
 		return 0, fmt.Errorf("%s: the label is missing", l.Column)
 	case l.Kind == KindNumber:
-		x, ok := parseNumber(value)
+		x, ok := number.Parse(value)
 		if !ok || math.IsInf(float64(float32(x)), 0) {
 			return 0, fmt.Errorf("%s: label %q, expected a finite number", l.Column, value)
 		}
@@ -75,7 +76,7 @@ func (e *encoder) dense(i int, value []byte) (float32, error) {
 	if e.missing(value) {
 		return float32(d.Missing), nil
 	}
-	x, ok := parseNumber(value)
+	x, ok := number.Parse(value)
 	if !ok {
 		return 0, errNumber(d.Column, value)
 	}
@@ -158,7 +159,7 @@ func (e *encoder) weight(i int, text []byte) (float32, error) {
 	if c == nil {
 		return 1, nil
 	}
-	x, ok := parseNumber(text)
+	x, ok := number.Parse(text)
 	if w := float32(x); ok && !math.IsInf(float64(w), 0) {
 		return w, nil
 	}
@@ -174,7 +175,7 @@ func (e *encoder) one(i int, value []byte, weight float32, b *Batch) error {
 	case c.exact() && missing:
 		return nil
 	case c.exact():
-		id, ok := parseID(value)
+		id, ok := number.ParseID(value)
 		if !ok {
 			return fmt.Errorf("%s: %q, expected an id from 0 to 2^64−1", c.Column, value)
 		}
@@ -182,7 +183,7 @@ func (e *encoder) one(i int, value []byte, weight float32, b *Batch) error {
 	case missing:
 		key = e.hashers[i].Key(nil)
 	case len(c.Buckets) > 0:
-		x, ok := parseNumber(value)
+		x, ok := number.Parse(value)
 		if !ok {
 			return errNumber(c.Column, value)
 		}

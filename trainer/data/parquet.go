@@ -13,10 +13,11 @@ import (
 	"github.com/parquet-go/parquet-go/format"
 
 	"github.com/rowraft/rowraft/internal/parquetguard"
+	"github.com/rowraft/rowraft/trainer/data/number"
 )
 
-// rowsBlock is the number of rows of a block of [ShuffleExamples]: to find a row costs more than in a text file, because
-// its pages are decoded from their beginning.
+// rowsBlock is the number of rows of a block of [ShuffleExamples]: to find a row costs more than in a text file,
+// because its pages are decoded from their beginning.
 const rowsBlock = 8192
 
 // parquetReader reads the rows of a Parquet file. It implements reader.
@@ -367,7 +368,7 @@ func parquetNumber(v parquet.Value) (x float64, ok bool) {
 	case parquet.Double:
 		x = v.Double()
 	default:
-		return parseNumber(v.ByteArray())
+		return number.Parse(v.ByteArray())
 	}
 	return x, !math.IsNaN(x) && !math.IsInf(x, 0)
 }

@@ -78,8 +78,8 @@ categorical:
 	return s
 }
 
-// Rows of Parquet read as those of a text file: lists are many values, null is missing. A range begins anywhere, also in
-// the middle of a row group, and after another range.
+// Rows of Parquet read as those of a text file: lists are many values, null is missing. A range begins anywhere, also
+// in the middle of a row group, and after another range.
 func TestParquet(t *testing.T) {
 	const n = 12000
 	f, err := OpenFiles(Paths{writeClicks(t, n)}, clicksSchema(t), Options{})

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/data/number"
 )
 
 // token is one index:value of a line of a libsvm or libfm file.
@@ -36,8 +37,8 @@ func (p *lineParser) indexed(line []byte, b *Batch) error {
 			continue
 		}
 		index, value := cutByte(text, ':')
-		n, ok := parseID(index)
-		x, finite := parseNumber(value)
+		n, ok := number.ParseID(index)
+		x, finite := number.Parse(value)
 		if !ok || !finite || math.IsInf(float64(float32(x)), 0) {
 			return fmt.Errorf("%q, expected index:value with a finite value", text)
 		}

@@ -1,4 +1,5 @@
-package data
+// Package number reads numbers from text, fast.
+package number
 
 import (
 	"math"
@@ -10,11 +11,11 @@ import (
 var exactPowers = [...]float64{1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
 	1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22}
 
-// parseNumber returns the finite number that strconv.ParseFloat(value, 64) returns, or false.
+// Parse returns the finite number that strconv.ParseFloat(value, 64) returns, or false.
 //
 // A decimal of at most 15 digits is an integer that a float64 holds exactly over a power of ten that it holds exactly,
 // so that one division rounds it correctly (Clinger, "How to read floating point numbers accurately", 1990).
-func parseNumber(value []byte) (float64, bool) {
+func Parse(value []byte) (float64, bool) {
 	digits, negative := value, false
 	if len(digits) > 0 && (digits[0] == '-' || digits[0] == '+') {
 		negative, digits = digits[0] == '-', digits[1:]
@@ -51,8 +52,8 @@ func parseFloat(value []byte) (float64, bool) {
 	return x, err == nil && !math.IsNaN(x) && !math.IsInf(x, 0)
 }
 
-// parseID returns a decimal uint64.
-func parseID(value []byte) (uint64, bool) {
+// ParseID returns a decimal uint64.
+func ParseID(value []byte) (uint64, bool) {
 	if len(value) == 0 || len(value) > 20 {
 		return 0, false
 	}
@@ -75,8 +76,8 @@ var logs = func() (t [1024]float64) {
 	return t
 }()
 
-// signedLog returns sign(x)·ln(1 + |x|).
-func signedLog(x float64) float64 {
+// SignedLog returns sign(x)·ln(1 + |x|).
+func SignedLog(x float64) float64 {
 	a := math.Abs(x)
 	if n := int(min(a, float64(len(logs)))); n < len(logs) && float64(n) == a {
 		return math.Copysign(logs[n], x)
