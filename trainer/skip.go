@@ -53,7 +53,8 @@ func (j *Job) skip(w *work, s report.Skipped) error {
 	j.skippedInARow++
 	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, split %d, offset %d: %d examples, "+
 		"the first is number %d of %s", w.Step,
-		s.Describe(len(w.pooled.Grads), len(w.result.ParamGrads)), s.Epoch, s.Split, s.Offset, s.Examples, s.First, j.set.Name())
+		s.Describe(len(w.pooled.Grads), len(w.result.ParamGrads)), s.Epoch, s.Split, s.Offset, s.Examples, s.First,
+		j.set.Name())
 	j.emit(report.EventSkipped, func(e *report.Event) { e.Message, e.Skipped = message, &s })
 	if j.skippedInARow >= j.cfg.maxSkipped() {
 		return invalid("%d batches in a row were not finite, as many as max_skipped allows: check the model and the "+

@@ -103,8 +103,8 @@ func (w *Rows) values(f *Fields, b *data.Batch,
 	}
 }
 
-// Gather pools the pulled rows of each feature into fields, [batch × Width]. A feature without values, and the fields of
-// padding examples, are zeros.
+// Gather pools the pulled rows of each feature into fields, [batch × Width]. A feature without values, and the
+// fields of padding examples, are zeros.
 func (w *Rows) Gather(f *Fields, b *data.Batch, fields []float32) {
 	clear(fields)
 	w.values(f, b, func(at int, p *Field, index []int32, weights []float32, scale float32) {
