@@ -17,16 +17,17 @@ import (
 const predictAhead = 3
 
 // Predict computes the predictions of all examples of the job's data file with the present weights of the tables, and
-// calls to with those of one batch after the other, in the order of the file. to must not keep its argument. Predict
+// calls to with those of one batch after the other, in the order of the file: n examples, which have as many numbers each
+// as the model has tasks. to must not keep its argument. Predict
 // creates no rows, and needs no labels. It holds a few batches in memory, whatever the size of the file.
 //
 // The result has the number of examples as HeldExamples, and no scores. Interrupted is set if the context ended first.
-func (j *Job) Predict(caller context.Context, to func(*models.Result) error) (*report.Result, error) {
+func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) error) (*report.Result, error) {
 	if j.hybrid != nil {
 		return nil, errElsewhere
 	}
 	j.started = time.Now()
-	src, err := j.set.Train(0, 1)
+	src, err := j.set.Train(0, 0, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +53,7 @@ func (j *Job) Predict(caller context.Context, to func(*models.Result) error) (*r
 			} else if err != nil {
 				return err
 			}
-			w.prepare(j.shape.Categorical, j.cfg.Model.rowWidth())
+			w.prepare(j.fields)
 			if err := w.pullHeld(ctx, j, flat == nil); err != nil {
 				return err
 			}
@@ -78,11 +79,11 @@ func (j *Job) Predict(caller context.Context, to func(*models.Result) error) (*r
 			if w == nil {
 				return nil
 			}
-			w.gather(j.cfg.Model.rowWidth())
+			w.pooled.Gather(j.fields, w.data, w.batch.Fields)
 			if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
 				return err
 			}
-			if err := to(&w.result); err != nil {
+			if err := to(w.batch.N, &w.result); err != nil {
 				return fmt.Errorf("write predictions: %w", err)
 			}
 			r.HeldExamples += w.batch.N

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -16,7 +17,8 @@ import (
 func trainedClicks(t *testing.T, to *tables.Local) (model Config, file string) {
 	cfg := tinyConfig(0, 0)
 	cfg.Generator, cfg.Batch, cfg.Epochs = nil, 10, 2
-	cfg.Data.File, cfg.Data.Schema = clicksFile(t, 240)
+	clicks, schema := clicksFile(t, 240)
+	cfg.Data.File, cfg.Data.Schema = clicks, schema
 	mustRun(t, cfg, to, nil)
 	path := filepath.Join(t.TempDir(), "clicks.model")
 	if err := cfg.SaveModel(path); err != nil {
@@ -26,17 +28,17 @@ func trainedClicks(t *testing.T, to *tables.Local) (model Config, file string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return model, cfg.Data.File
+	return model, clicks[0]
 }
 
 // predictions returns what Predict computes for a file, without its labels.
 func predictions(t *testing.T, model Config, to *tables.Local, file string) (out []float32) {
-	model.Data.File, model.Data.Unlabelled, model.Data.Held = file, true, new(float64)
+	model.Data.File, model.Data.Unlabelled, model.Data.Held = data.Paths{file}, true, new(float64)
 	j, err := NewJob(t.Context(), model, to, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := j.Predict(t.Context(), func(p *models.Result) error {
+	r, err := j.Predict(t.Context(), func(_ int, p *models.Result) error {
 		out = append(out, p.Predictions...)
 		return nil
 	})
@@ -62,7 +64,7 @@ func TestPredictionsAreThoseOfTheScore(t *testing.T) {
 	}
 
 	scored := model
-	scored.Data.File, scored.Validation = file, file
+	scored.Data.File, scored.Validation = data.Paths{file}, data.Paths{file}
 	j, err := NewJob(t.Context(), scored, to, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +75,7 @@ func TestPredictionsAreThoseOfTheScore(t *testing.T) {
 	}
 	at := -1
 	for i, name := range strings.Split(lines[0], ",") {
-		if name == model.Data.Described.Label.Column.Column {
+		if name == model.Data.Described.Labels[0].Column.Column {
 			at = i
 		}
 	}
@@ -83,7 +85,7 @@ func TestPredictionsAreThoseOfTheScore(t *testing.T) {
 	for i, line := range lines {
 		values := strings.Split(line, ",")
 		if i > 0 {
-			pairs.Add(out[i-1], values[at] == model.Data.Described.Label.Positive[0])
+			pairs.Add(out[i-1], values[at] == model.Data.Described.Labels[0].Positive[0])
 		}
 		rest = append(rest, strings.Join(append(values[:at:at], values[at+1:]...), ","))
 	}
@@ -115,7 +117,6 @@ func TestPredictCreatesNoRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := rowsOf(t, to, model)
-	model.Data.File = other
 	if got := len(predictions(t, model, to, other)); got != 240 {
 		t.Errorf("%d predictions", got)
 	}
@@ -128,13 +129,13 @@ func TestPredictCreatesNoRows(t *testing.T) {
 func TestAnInterruptedPredictSaysSo(t *testing.T) {
 	to := newLocal(t)
 	model, file := trainedClicks(t, to)
-	model.Data.File, model.Data.Unlabelled, model.Data.Held = file, true, new(float64)
+	model.Data.File, model.Data.Unlabelled, model.Data.Held = data.Paths{file}, true, new(float64)
 	j, err := NewJob(t.Context(), model, to, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := j.Predict(ctx, func(*models.Result) error { cancel(); return nil })
+	r, err := j.Predict(ctx, func(int, *models.Result) error { cancel(); return nil })
 	if err != nil || !r.Interrupted || r.HeldExamples == 240 {
 		t.Errorf("%+v, %v; want an interrupted result", r, err)
 	}

@@ -32,16 +32,22 @@ func predict(ctx context.Context, job *trainer.Job, path string) (r *report.Resu
 	return r, os.Rename(part, path)
 }
 
-// writePredictions writes a line for each example: its probability, or the number of its class.
+// writePredictions writes a line for each example: a probability or number for each label, with commas between them, or
+// the number of its class.
 func writePredictions(ctx context.Context, job *trainer.Job, to io.Writer) (*report.Result, error) {
 	w := bufio.NewWriterSize(to, 64<<10)
 	var line []byte
-	r, err := job.Predict(ctx, func(p *models.Result) error {
-		for i, v := range p.Predictions {
-			if line = line[:0]; p.Classes != nil {
+	r, err := job.Predict(ctx, func(n int, p *models.Result) error {
+		for i := range n {
+			line = line[:0]
+			if p.Classes != nil {
 				line = strconv.AppendInt(line, int64(p.Classes[i]), 10)
 			} else {
-				line = strconv.AppendFloat(line, float64(v), 'g', -1, 32)
+				tasks := len(p.Predictions) / n
+				for _, v := range p.Predictions[i*tasks : (i+1)*tasks] {
+					line = append(strconv.AppendFloat(line, float64(v), 'g', -1, 32), ',')
+				}
+				line = line[:len(line)-1]
 			}
 			if _, err := w.Write(append(line, '\n')); err != nil {
 				return err

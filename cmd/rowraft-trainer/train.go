@@ -247,7 +247,9 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	case o.predict && given("validation"):
 		return cfg, cli.Usagef("--validation: predict has no held-out examples")
 	case o.predict:
-		cfg.Data.Unlabelled, cfg.Data.Held, cfg.Validation = true, new(float64), ""
+		d := &cfg.Data
+		d.Unlabelled, d.Held, d.HeldBy, d.Shuffle, d.MaxBad = true, new(float64), "", "", 0 // a line for each example
+		cfg.Validation = nil
 	case o.mustExist && given("data"): // all of its examples are scored
 		cfg.Validation = cfg.Data.File
 	}

@@ -44,6 +44,9 @@ func (e *encoder) missing(value []byte) bool {
 
 // label returns label i.
 func (e *encoder) label(i int, value []byte) (float32, error) {
+	if e.schema.Unlabelled {
+		return 0, nil
+	}
 	l := &e.schema.Labels[i]
 	for _, p := range l.Positive {
 		if string(value) == p {

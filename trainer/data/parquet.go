@@ -98,6 +98,9 @@ func openParquet(in *input, s *Schema) (_ *parquetReader, err error) {
 		r.starts = append(r.starts, r.starts[len(r.starts)-1]+g.NumRows())
 	}
 	for i := range s.Labels {
+		if s.Unlabelled {
+			break
+		}
 		if err := r.find(&r.labels, s.Labels[i].Column, false); err != nil {
 			return nil, err
 		}
@@ -262,6 +265,9 @@ func (r *parquetReader) read(b *Batch) (err error) {
 			return err
 		}
 		b.Offsets[n*len(r.category)+i+1] = int32(len(b.Keys))
+	}
+	if r.enc.schema.Unlabelled {
+		clear(b.Labels[n*r.enc.shape.Labels:][:r.enc.shape.Labels])
 	}
 	for i, c := range r.labels {
 		err := c.row(func(v parquet.Value) (err error) {

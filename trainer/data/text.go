@@ -23,7 +23,7 @@ type columns struct {
 	separator                       byte
 	header                          bool
 	count                           int   // of each line
-	labels, dense, category, weight []int // positions, from 0; weight is −1 without weights
+	labels, dense, category, weight []int // positions, from 0; −1: labels that are not read, no weights
 }
 
 // errorf returns an error in the line last read.
@@ -46,8 +46,9 @@ func (p *lineParser) begin(first []byte) error {
 	}
 	if s.Header != nil {
 		c.header = *s.Header
-	} else { // criteo: a line of data starts with the label
-		c.header = !bytes.HasPrefix(first, []byte{'0', c.separator}) && !bytes.HasPrefix(first, []byte{'1', c.separator})
+	} else { // criteo: a line of data starts with the label, which may be missing
+		label, _, _ := bytes.Cut(first, []byte{c.separator})
+		c.header = len(label) > 0 && string(label) != "0" && string(label) != "1"
 	}
 	if err := p.cut(first, 0); err != nil {
 		return p.errorf("%v", err)
@@ -65,7 +66,9 @@ func (p *lineParser) begin(first []byte) error {
 		return err
 	}
 	for i := range s.Labels {
-		if err := find(&c.labels, s.Labels[i].Column); err != nil {
+		if s.Unlabelled {
+			c.labels = append(c.labels, -1)
+		} else if err := find(&c.labels, s.Labels[i].Column); err != nil {
 			return err
 		}
 	}
@@ -165,7 +168,9 @@ func (p *lineParser) delimited(line []byte, b *Batch) error {
 	}
 	var err error
 	for i, at := range c.labels {
-		if b.Labels[n*len(c.labels)+i], err = e.label(i, p.value(at)); err != nil {
+		if at < 0 {
+			b.Labels[n*len(c.labels)+i] = 0
+		} else if b.Labels[n*len(c.labels)+i], err = e.label(i, p.value(at)); err != nil {
 			return err
 		}
 	}
@@ -190,6 +195,10 @@ func (p *lineParser) delimited(line []byte, b *Batch) error {
 
 // labels writes the labels of a line to dst. It parses no more of the line than that needs.
 func (p *lineParser) labels(line []byte, dst []float32) (first []byte, err error) {
+	if p.enc.schema.Unlabelled {
+		clear(dst)
+		return nil, nil
+	}
 	if p.enc.schema.indexed() {
 		value, _ := cutSpace(line)
 		dst[0], err = p.enc.label(0, value)
