@@ -16,10 +16,10 @@ import (
 // predictAhead is how many batches are read and pulled while the model computes one.
 const predictAhead = 3
 
-// Predict computes the predictions of all examples of the job's data file with the present weights of the tables, and
-// calls to with those of one batch after the other, in the order of the file: n examples, which have as many numbers each
-// as the model has tasks. to must not keep its argument. Predict
-// creates no rows, and needs no labels. It holds a few batches in memory, whatever the size of the file.
+// Predict computes the predictions of all examples of the job's data with the present weights of the tables, and calls
+// to with those of one batch after the other, in the order of the data: n examples, which have as many numbers each as
+// the model has tasks. to must not keep its argument. Predict creates no rows, and needs no labels. It holds a few
+// batches in memory, whatever the size of the data.
 //
 // The result has the number of examples as HeldExamples, and no scores. Interrupted is set if the context ended first.
 func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) error) (*report.Result, error) {
@@ -33,22 +33,16 @@ func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) e
 	}
 	defer src.Close()
 	r := j.result()
-	free, pulled := make(chan *work, predictAhead), make(chan *work)
+	free, pulled := make(chan *work, predictAhead), make(chan *work, predictAhead)
 	for range predictAhead {
 		free <- j.newWork()
 	}
 	g, ctx := errgroup.WithContext(caller)
-	var flat []float32 // dense weights, which the first batch pulls
 	g.Go(func() error {
 		defer close(pulled)
-		for {
-			var w *work
-			select {
-			case w = <-free:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if err := src.Next(w.data); err == io.EOF {
+		var flat []float32 // dense weights, which the first batch pulls
+		for w := range free {
+			if err := errors.Join(ctx.Err(), src.Next(w.data)); errors.Is(err, io.EOF) {
 				return nil
 			} else if err != nil {
 				return err
@@ -61,24 +55,14 @@ func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) e
 				flat = w.flat
 			}
 			w.flat = flat
-			select {
-			case pulled <- w:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+			pulled <- w
 		}
+		return nil
 	})
 	g.Go(func() error {
-		for batches := int64(1); ; batches++ {
-			var w *work
-			select {
-			case w = <-pulled:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if w == nil {
-				return nil
-			}
+		defer close(free)
+		batches := int64(0)
+		for w := range pulled {
 			w.pooled.Gather(j.fields, w.data, w.batch.Fields)
 			if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
 				return err
@@ -86,10 +70,12 @@ func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) e
 			if err := to(w.batch.N, &w.result); err != nil {
 				return fmt.Errorf("write predictions: %w", err)
 			}
+			batches++
 			r.HeldExamples += w.batch.N
 			j.emit(report.EventHeld, func(e *report.Event) { e.Step, e.Steps, e.Examples = batches, 0, int64(r.HeldExamples) })
 			free <- w
 		}
+		return nil
 	})
 	err = g.Wait()
 	r.FinishedAt = time.Now()

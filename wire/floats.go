@@ -89,3 +89,23 @@ func BFloat16(v float32) uint16 {
 	}
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
+
+// Convert writes len(dst)/to.Size() numbers of src, of type from, to dst as type to. src may have
+// padding at its end.
+func Convert(dst []byte, to rowraft.DType, src []byte, from rowraft.DType) {
+	switch {
+	case from == to:
+		copy(dst, src)
+	case from == rowraft.BFloat16:
+		Widen(dst, src)
+	default:
+		PutFloats(dst, to, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(src))), len(dst)/2))
+	}
+}
+
+// RoundAll rounds numbers to the nearest bfloat16.
+func RoundAll(v []float32) {
+	for i := range v {
+		v[i] = math.Float32frombits(uint32(BFloat16(v[i])) << 16)
+	}
+}

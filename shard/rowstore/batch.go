@@ -133,13 +133,13 @@ func (t *Table) change(
 			return nil
 		}
 		for i, key := range keys[base : base+n] {
-			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
+			values := wire.Floats(t.scratch, dt, arg[:rowBytes:rowBytes])
 			arg = arg[rowBytes:]
 			r, err := t.open(c, i, key)
 			if err != nil {
 				return err
 			}
-			w := floats(t.index.weights(r), t.index.storage, t.wide)
+			w := wire.Floats(t.wide, t.index.storage, t.index.weights(r))
 			do(w, t.index.state(r), values)
 			t.index.store(r, w)
 			t.index.seal(c.slot[i], c.tag[i], r)
@@ -161,7 +161,7 @@ func (t *Table) changeTracked(
 		t.index.lookup(&c, chunkOf, touched)
 		t.snaps.prefetchSlots(&c, len(chunkOf))
 		for i, key := range chunkOf {
-			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
+			values := wire.Floats(t.scratch, dt, arg[:rowBytes:rowBytes])
 			arg = arg[rowBytes:]
 			pushes := 1
 			if counts != nil {
@@ -189,7 +189,7 @@ func (t *Table) changeTracked(
 				s.version++
 				*r.version() = s.version | busy
 			}
-			w := floats(t.index.weights(r), t.index.storage, t.wide)
+			w := wire.Floats(t.wide, t.index.storage, t.index.weights(r))
 			do(w, t.index.state(r), values)
 			t.index.store(r, w)
 			t.index.seal(c.slot[i], c.tag[i], r)
@@ -250,7 +250,7 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 	stored := t.index.weights(r)
 	clear(stored[len(stored)-4:]) // a bfloat16 row of odd dim ends with padding
 	wire.PutFloats(stored, t.index.storage, w)
-	t.rule.InitState(floats(stored, t.index.storage, w), t.index.state(r))
+	t.rule.InitState(wire.Floats(w, t.index.storage, stored), t.index.state(r))
 	return r, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // evenTable returns a table whose rows start with all weights 0. The weights of a row stay equal as long as
@@ -34,7 +35,7 @@ func pulls(t *testing.T, table *Table, keys []rowraft.Key, dt rowraft.DType, don
 		}
 		rounds.Add(1)
 		for i, key := range keys {
-			w := floats(dst[i*dim*dt.Size():], dt, row)
+			w := wire.Floats(row, dt, dst[i*dim*dt.Size():])
 			for j := range w {
 				if w[j] != w[0] {
 					t.Errorf("key %d: torn row: weight 0 is %v, weight %d is %v", key, w[0], j, w[j])
@@ -147,8 +148,8 @@ func TestHeldReader(t *testing.T) {
 	if !ok || table.index.at(p).key() != uint64(keys[7]) {
 		t.Fatal("the segment that the reader holds has lost an entry")
 	}
-	if w := floats(table.index.weights(table.index.at(p)), rowraft.Float32,
-		table.wide)[0]; math.Abs(float64(w)+2.1) > 1e-5 {
+	w := wire.Floats(table.wide, rowraft.Float32, table.index.weights(table.index.at(p)))[0]
+	if math.Abs(float64(w)+2.1) > 1e-5 {
 		t.Errorf("the row that it points to is %v, want -2.1", w)
 	}
 	held := table.index.blocks.Stats().UsedBytes

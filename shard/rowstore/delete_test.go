@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/wire"
 )
 
 func mustDelete(tb testing.TB, t *Table, keys ...rowraft.Key) {
@@ -94,7 +95,7 @@ func TestPullsDuringDeletes(t *testing.T) {
 					if is {
 						want = float32(i) + 1
 					}
-					for _, w := range floats(dst[4*i*dim:], rowraft.Float32, row) {
+					for _, w := range wire.Floats(row, rowraft.Float32, dst[4*i*dim:]) {
 						if w != want || !is && i%2 == 0 {
 							t.Errorf("key %d, present %v, reads %v, want %v everywhere", i, is, row, want)
 							return

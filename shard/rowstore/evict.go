@@ -206,7 +206,7 @@ func (c *condition) meets(t *Table, r record) bool {
 		return true
 	}
 	sum := float32(0)
-	for _, w := range floats(t.index.weights(r), t.index.storage, c.wide) {
+	for _, w := range wire.Floats(c.wide, t.index.storage, t.index.weights(r)) {
 		sum += float32(w * w)
 	}
 	return sum < c.square

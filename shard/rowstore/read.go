@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/shard/rowstore/order"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // Flags in the version of a record. A slot's counter never reaches them.
@@ -55,7 +56,7 @@ func (x *index) copied(r record, dst []byte, dt rowraft.DType, known uint64) uin
 			return v
 		}
 		if v&busy == 0 {
-			convert(dst, dt, x.weights(r), x.storage)
+			wire.Convert(dst, dt, x.weights(r), x.storage)
 			order.LoadFence()
 			if r.loadVersion() == v {
 				return v

@@ -96,7 +96,7 @@ func (rs *records) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
 		w := part[:min(len(part), rs.dim-first)]
 		optim.InitFrom(rs.schema.Initializer, key, first, w)
 		if rs.storage == rowraft.BFloat16 {
-			roundAll(w)
+			wire.RoundAll(w)
 		}
 		wire.PutFloats(dst[first*dt.Size():], dt, w)
 	}

@@ -454,7 +454,7 @@ func TestRecordGolden(t *testing.T) {
 	if !ok {
 		t.Fatal("the golden record's key is not in the table")
 	}
-	if got := fmt.Sprint(floats(table.index.weights(r), rowraft.Float32, make([]float32, 3)),
+	if got := fmt.Sprint(wire.Floats(make([]float32, 3), rowraft.Float32, table.index.weights(r)),
 		table.index.state(r)); *r.version() != 5 || got != "[1 -2 0.5] [4 9 16]" {
 		t.Errorf("golden record reads as version %d, numbers %s", *r.version(), got)
 	}

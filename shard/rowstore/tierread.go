@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // coldEntry is the index entry of a row in the file, for key number i of a call.
@@ -84,7 +85,7 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 	err := r.each(cold, func(c *coldEntry, rec record) {
 		i := int(c.i)
 		if c.hit = rec.key() == uint64(keys[i]); c.hit {
-			convert(dst[i*rowBytes+head:(i+1)*rowBytes], dt, x.weights(rec), x.storage)
+			wire.Convert(dst[i*rowBytes+head:(i+1)*rowBytes], dt, x.weights(rec), x.storage)
 			found(i, *rec.version())
 			if r.pulled.Add(1)%readShare == 0 {
 				r.wait(c.e, rec, maxWaiting)
