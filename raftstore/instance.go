@@ -85,7 +85,12 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		Expand:      g.expand,
 		Timers:      &g.timers.Group, Timeout: max(transport.RPCTimeout, heartbeat),
 		Leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
-		Quiet: func() time.Duration { return n.heartbeatTimeout() / 4 },
+		Quiet: func() time.Duration {
+			if h := n.heartbeatTimeout(); h <= n.started {
+				return h / 4
+			}
+			return 0 // the lease is still that of the shorter heartbeat: only frequent messages keep it
+		},
 		Guard: &transport.RollbackGuard{
 			MayVote: g.rollback.asked,
 			Stopped: func() bool { return g.failure.Load() != nil },

@@ -139,7 +139,8 @@ func Open(opts Options) (*Store, error) {
 	return s, nil
 }
 
-// openRows opens the shared log. It removes the logs of replicas that left, which a crash may have kept.
+// openRows opens the shared log. It removes the logs of replicas that left, which a crash may have kept. What the
+// registry does not know stays: a registry that is older than the log must not cost the last copy of a group.
 func openRows(opts *Options, reg *registry.Registry) (*raftlog.Shared, error) {
 	rows, err := raftlog.OpenShared(opts.FS, filepath.Join(opts.Dir, rowsDir), opts.Cluster, opts.Node,
 		opts.SegmentSizeBytes, opts.Logger)
@@ -147,7 +148,13 @@ func openRows(opts *Options, reg *registry.Registry) (*raftlog.Shared, error) {
 		return nil, err
 	}
 	for _, o := range rows.Owners() {
-		if rec, _ := reg.Group(o.Group); rec.Replica == o.Replica && rec.State != registry.Removed {
+		rec, known := reg.Group(o.Group)
+		if !known {
+			opts.Logger.Error("the log has entries of a group that the registry does not know; they are kept",
+				"group", o.Group, "replica", string(o.Replica))
+			continue
+		}
+		if rec.Replica == o.Replica && rec.State != registry.Removed {
 			continue
 		}
 		if err := rows.Remove(o); err != nil {

@@ -1,6 +1,9 @@
 package raftlog
 
 import (
+	"errors"
+	"syscall"
+
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
@@ -45,7 +48,16 @@ func (s *Shared) Compact(done <-chan struct{}) error {
 		if err := s.release(seg); err != nil {
 			return err
 		}
+		if s.oldest() == seg { // without this check a wrong count would keep this loop busy forever
+			return rowraft.Errorf(rowraft.CodeInternal, "segment %d is still needed after it was copied", seg.number)
+		}
 	}
+}
+
+func (s *Shared) oldest() *rowSegment {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.mu.segments[0]
 }
 
 // sparse returns the oldest segment if it is to be copied.
@@ -80,10 +92,9 @@ func (s *Shared) usersOf(seg *rowSegment) (out []*rowGroup) {
 	return out
 }
 
-// copyOut copies entries of g from seg to the end of the log. more is false if that were all.
+// copyOut copies entries of g from seg to the end of the log. more is false if that were all. It reads them without the
+// group's write lock: a sector that the disk cannot read takes seconds, and no append waits for it.
 func (s *Shared) copyOut(g *rowGroup, seg *rowSegment) (more bool, err error) {
-	g.write.Lock() // g does not change meanwhile
-	defer g.write.Unlock()
 	var indices []uint64
 	var places []place
 	size := 0
@@ -95,39 +106,56 @@ func (s *Shared) copyOut(g *rowGroup, seg *rowSegment) (more bool, err error) {
 		if more = size > copyBytes; more {
 			break
 		}
-		size += int(p.length)
+		size += entry.HeadBytes + int(p.length)
 		indices, places = append(indices, g.first+uint64(i)), append(places, p)
 	}
-	known := s.mu.groups[g.tag] == g // it was not removed
+	if len(indices) > 0 { // so seg is not detached
+		seg.users.RLock()
+	}
 	s.mu.RUnlock()
-	if len(indices) == 0 || !known {
+	if len(indices) == 0 {
 		return false, nil
 	}
-	var logs []*raft.Log
+	logs := make([]*raft.Log, len(indices)) // nil: damaged
 	for i, index := range indices {
 		l := &raft.Log{}
 		err := seg.read(index, places[i], l)
 		if err == nil {
 			err = entry.Check(l)
 		}
-		if err != nil && rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		switch {
+		case err == nil:
+			logs[i] = l
+		case rowraft.CodeOf(err) != rowraft.CodeCorrupt && !errors.Is(err, syscall.EIO):
+			seg.users.RUnlock()
 			return false, err
-		}
-		if err != nil {
-			// The entry stays unreadable: its group stops when it needs it, and does not start again before it is cut.
+		default:
 			s.log.Error("an entry of the log is damaged", "group", g.owner.Group, "replica", string(g.owner.Replica), "index",
 				index, "err", err)
-			s.mu.Lock()
-			s.placeLocked(g, index, place{})
-			s.mu.Unlock()
-			continue
 		}
-		logs = append(logs, l)
 	}
-	if len(logs) == 0 {
-		return more, nil
+	seg.users.RUnlock()
+
+	g.write.Lock() // g does not change any more
+	defer g.write.Unlock()
+	whole := logs[:0]
+	s.mu.Lock()
+	known := s.mu.groups[g.tag] == g // it was not removed
+	for i, index := range indices {
+		switch {
+		case !known || index < g.first || index > g.last || g.places[index-g.first] != places[i]: // cut meanwhile
+		case logs[i] == nil:
+			// The entry stays unreadable: its group stops when it needs it, and does not start again before it is cut.
+			s.placeLocked(g, index, place{})
+		default:
+			whole = append(whole, logs[i])
+		}
 	}
-	g.write.change.entries(g, sectionCopies, logs)
+	s.mu.Unlock()
+	if len(whole) == 0 {
+		return more && known, nil
+	}
+	g.write.change.entries(g, sectionCopies, whole)
 	return more, s.commit(&g.write.change)
 }
 

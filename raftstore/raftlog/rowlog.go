@@ -1,7 +1,9 @@
 package raftlog
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 
@@ -217,7 +219,9 @@ func (s *Shared) segmentLocked(number uint32) *rowSegment {
 // read reads an entry at p. REQUIRES: the segment is in use.
 func (s *rowSegment) read(index uint64, p place, out *raft.Log) error {
 	b := make([]byte, entry.HeadBytes+int(p.length))
-	if err := readFull(s.file, b, int64(p.at)); err != nil {
+	if err := readFull(s.file, b, int64(p.at)); errors.Is(err, io.EOF) {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%s ends before the end of entry %d", s.file.Name(), index)
+	} else if err != nil {
 		return fmt.Errorf("read entry %d of %s: %w", index, s.file.Name(), err)
 	}
 	h := entry.ParseHead(b)

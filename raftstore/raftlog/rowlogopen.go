@@ -54,7 +54,7 @@ func (s *Shared) recover() error {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "segment %s is missing", segmentName(newest, segmentExt))
 	}
 	if n > 0 {
-		begun, err := s.dropUnbegun(numbers[n-1])
+		begun, err := s.dropUnbegun(numbers)
 		if err != nil {
 			return err
 		}
@@ -158,27 +158,30 @@ func splitAtGap(numbers []uint64) (leftOver, rest []uint64) {
 
 // dropUnbegun removes the newest segment if it has no header. The header is written with the first append, so no append
 // to such a segment was acknowledged.
-func (s *Shared) dropUnbegun(number uint64) (begun bool, err error) {
+func (s *Shared) dropUnbegun(numbers []uint64) (begun bool, err error) {
+	n := len(numbers)
+	number := numbers[n-1]
 	name := filepath.Join(s.dir, segmentName(number, segmentExt))
 	f, err := s.disk.OpenFile(name, os.O_RDONLY)
 	if err != nil {
 		return false, err
 	}
 	_, err = readSegmentHeader(f, s.owner, number)
-	if err := errors.Join(err, f.Close()); rowraft.CodeOf(err) != rowraft.CodeCorrupt || s.readOnly {
-		return err == nil, ignoreCorrupt(err)
+	err = errors.Join(err, f.Close())
+	if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		return err == nil, err
+	}
+	// The segment before it is removed only after a batch in this one.
+	if number > 1 && (n == 1 || numbers[n-2] != number-1) {
+		return false, rowraft.Errorf(rowraft.CodeCorrupt, "segment %s is missing", segmentName(number-1, segmentExt))
+	}
+	if s.readOnly {
+		return false, nil
 	}
 	if err := s.meta.setNewest(number - 1); err != nil {
 		return false, err
 	}
 	return false, s.disk.Remove(name)
-}
-
-func ignoreCorrupt(err error) error {
-	if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
-		return nil
-	}
-	return err
 }
 
 // segment reads one segment and adds it to the log.

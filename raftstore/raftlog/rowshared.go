@@ -148,6 +148,13 @@ func (s *Shared) newGroup(owner Owner) (*rowGroup, error) {
 		return nil, err
 	}
 	g := &rowGroup{tag: owner.tag(), owner: owner}
+	s.mu.RLock()
+	old := s.mu.groups[g.tag]
+	s.mu.RUnlock()
+	if old != nil { // Compact may be copying its entries: no copy may follow the begin
+		old.write.Lock()
+		defer old.write.Unlock()
+	}
 	g.write.Lock()
 	defer g.write.Unlock()
 	g.write.change.body(g, sectionBegin, pad8(owner.encode()))

@@ -493,3 +493,62 @@ func TestReplacedEntriesDoNotComeBack(t *testing.T) {
 	testutil.WantCode(t, err, rowraft.CodeCorrupt, "changes 5 to 6 are missing")
 	s.close()
 }
+
+// TestAMissingSegmentBeforeAnUnbegunOneIsNoticed: without the newest segment that has batches the log does not open, also
+// if a crash left a newer segment without a header.
+func TestAMissingSegmentBeforeAnUnbegunOneIsNoticed(t *testing.T) {
+	disk := vfs.NewMem()
+	s := openSharedLogs(t, disk, 1)
+	for len(s.shared.mu.segments) < 3 {
+		s.next(0, 3000)
+	}
+	newest := s.shared.newest()
+	s.shared.writer.Lock()
+	_, err := s.shared.begin(newest)
+	s.shared.writer.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := disk.Kill()
+	if err := left.Remove("/log/" + segmentName(newest.number, segmentExt)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenShared(left, "/log", testOwner.Cluster, testOwner.Node, MinSegmentBytes, slog.New(slog.DiscardHandler))
+	testutil.WantCode(t, err, rowraft.CodeCorrupt, "is missing")
+}
+
+// TestCompactionGoesOnAfterAnEntryThatCannotBeRead: an old segment that lost its end does not keep the segments after it.
+func TestCompactionGoesOnAfterAnEntryThatCannotBeRead(t *testing.T) {
+	disk := vfs.NewMem()
+	s := openSharedLogs(t, disk, 2)
+	s.next(1, 3000)
+	for range 12 {
+		s.next(0, 3000)
+	}
+	last, err := s.logs[0].LastIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.logs[0].DeleteRange(1, last-1); err != nil {
+		t.Fatal(err)
+	}
+	at := s.shared.mu.groups[crashOwner(1).tag()].places[0].at
+	oldest := s.shared.mu.segments[0]
+	s.close()
+	b, err := vfs.ReadFile(disk, oldest.file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := vfs.WriteFile(disk, oldest.file.Name(), b[:at+1000]); err != nil {
+		t.Fatal(err)
+	}
+	s = openSharedLogs(t, disk, 2)
+	s.shared.slack = 1
+	s.next(0, 3000)
+	if err := s.shared.Compact(nil); err != nil {
+		t.Error(err)
+	}
+	if first := s.shared.mu.segments[0].number; first == oldest.number {
+		t.Errorf("segment %d is still the oldest", first)
+	}
+}

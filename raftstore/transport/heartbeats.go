@@ -50,6 +50,8 @@ const (
 	heartbeatRedial = time.Second
 	// maxWaitingHeartbeats bounds the messages of one group that wait for its main loop.
 	maxWaitingHeartbeats = 16
+	// maxPassedHeartbeats bounds the messages that are answered together.
+	maxPassedHeartbeats = 1 << 10
 	// maxUnsentBytes bounds what waits for a connection that does not take bytes.
 	maxUnsentBytes = 4 << 20
 )
@@ -277,7 +279,7 @@ func (h *Heartbeats) serve(c net.Conn) {
 				passed = append(passed, one)
 			}
 		}
-		if err == nil && r.Buffered() > 0 {
+		if err == nil && len(passed) < maxPassedHeartbeats && hasHeartbeat(r) {
 			continue
 		}
 		runtime.Gosched() // the main loops answer

@@ -10,6 +10,8 @@ import (
 	"io"
 	"log/slog"
 	"reflect"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,6 +65,7 @@ func TestHeartbeatsWithNewsAreNotDelayed(t *testing.T) {
 				f := &follower{}
 				self := emptyReplica(false)
 				self.Quiet = func() time.Duration { return wait }
+				self.Leads = func(uint64) bool { return true }
 				tr := &Transport{Transport: f, replica: self, beats: &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
 					followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
 				call := func(term uint64) {
@@ -102,6 +105,7 @@ func TestAHeartbeatThatWaitedWasSentWhenItLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		self := emptyReplica(false)
 		self.Quiet = func() time.Duration { return time.Hour }
+		self.Leads = func(uint64) bool { return true }
 		tr := &Transport{Transport: &follower{}, replica: self,
 			beats:     &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
 			followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
@@ -284,7 +288,12 @@ func readTestHeartbeat(b []byte) (heartbeat, error) {
 func TestHeartbeatRoundTrip(t *testing.T) {
 	want := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
 		Addr: []byte("n1\x00r2")}, Term: 5, PrevLogEntry: 8, PrevLogTerm: 4, LeaderCommitIndex: 8}
-	b, _ := appendHeartbeat(nil, 77, func(b []byte) ([]byte, bool) { return appendHeartbeatRequest(b, "shard-3", want) })
+	long := strings.Repeat("g", 255)
+	b, _ := appendHeartbeatRequest(nil, long, want)
+	if group, got, err := parseHeartbeatRequest(b); err != nil || group != long || !reflect.DeepEqual(got, want) {
+		t.Errorf("read %s, %+v (%v)", group, got, err)
+	}
+	b, _ = appendHeartbeat(nil, 77, func(b []byte) ([]byte, bool) { return appendHeartbeatRequest(b, "shard-3", want) })
 	m, err := readTestHeartbeat(b)
 	if err != nil {
 		t.Fatal(err)
@@ -316,6 +325,51 @@ func TestHeartbeatRoundTrip(t *testing.T) {
 	}
 }
 
+// TestAPartialHeartbeatIsNotAwaited: the reader of a connection waits for the rest of a message only after it has
+// answered the messages before it.
+func TestAPartialHeartbeatIsNotAwaited(t *testing.T) {
+	one, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) { return append(b, "body"...), true })
+	for cut := range len(one) + 1 {
+		r := bufio.NewReader(bytes.NewReader(append(bytes.Clone(one), one[:cut]...)))
+		if _, err := readHeartbeat(r, maxHeartbeatBytes); err != nil {
+			t.Fatal(err)
+		}
+		if cut > 0 {
+			_, _ = r.Peek(1) // fill the buffer
+		}
+		if got := hasHeartbeat(r); got != (cut == len(one)) {
+			t.Errorf("with %d of %d bytes it has a message: %v", cut, len(one), got)
+		}
+	}
+}
+
+// TestADelayedMessageOfAnEarlierLeaderIsNotSent: a leader that steps down while a message waits does not send it,
+// because its follower would then wait longer before it elects another.
+func TestADelayedMessageOfAnEarlierLeaderIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var stepped atomic.Bool
+		f, self := &follower{}, emptyReplica(false)
+		self.Quiet = func() time.Duration { return time.Minute }
+		self.Leads = func(uint64) bool { return !stepped.Load() }
+		tr := &Transport{Transport: f, replica: self, beats: &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+			followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
+		call := func() error {
+			return tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
+		}
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+		sent := len(f.indices())
+		done := make(chan error)
+		go func() { done <- call() }()
+		synctest.Wait()
+		stepped.Store(true)
+		if err := <-done; err == nil || len(f.indices()) != sent {
+			t.Errorf("%d messages, %v; want none after the step-down", len(f.indices())-sent, err)
+		}
+	})
+}
+
 // FuzzHeartbeat: bytes of a peer end the connection or are read as what they say.
 func FuzzHeartbeat(f *testing.F) {
 	a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
@@ -325,6 +379,10 @@ func FuzzHeartbeat(f *testing.F) {
 	f.Add(request)
 	f.Add(answer)
 	f.Add(request[:40])
+	long, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) {
+		return appendHeartbeatRequest(b, strings.Repeat("g", 255), a)
+	})
+	f.Add(long)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) >= heartbeatHeadBytes { // set the checksums, so that the bytes after them are tested too
 			b = bytes.Clone(b)

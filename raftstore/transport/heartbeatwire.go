@@ -64,6 +64,15 @@ func readHeartbeat(r *bufio.Reader, maxBody int) (heartbeat, error) {
 	return heartbeat{le.Uint64(b[8:]), b[heartbeatHeadBytes:]}, nil
 }
 
+// hasHeartbeat reports whether readHeartbeat would not wait for the connection.
+func hasHeartbeat(r *bufio.Reader) bool {
+	if r.Buffered() < heartbeatHeadBytes {
+		return false
+	}
+	head, _ := r.Peek(heartbeatHeadBytes)
+	return int64(r.Buffered()-heartbeatHeadBytes) >= int64(binary.LittleEndian.Uint32(head[4:]))
+}
+
 // appendHeartbeatRequest appends the body of a request. It fails for a request that this encoding cannot carry.
 func appendHeartbeatRequest(b []byte, group string, a *raft.AppendEntriesRequest) ([]byte, bool) {
 	if len(group) > 255 || len(a.Entries) > 0 {
@@ -78,7 +87,8 @@ func parseHeartbeatRequest(b []byte) (group string, a *raft.AppendEntriesRequest
 	if len(b) < 1 || len(b) < 1+int(b[0])+appendHeadBytes {
 		return "", nil, rowraft.Errorf(rowraft.CodeCorrupt, "a heartbeat of %d bytes is too short", len(b))
 	}
-	group, b = string(b[1:1+b[0]]), b[1+b[0]:]
+	n := 1 + int(b[0])
+	group, b = string(b[1:n]), b[n:]
 	entries, names, err := parseAppendSizes(b)
 	if err != nil {
 		return "", nil, err

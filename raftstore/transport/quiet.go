@@ -110,39 +110,42 @@ func (q *quiet) nextRound() <-chan struct{} {
 	return q.hurry
 }
 
-// delayAppend waits until the log has an entry after prev, at most four times as long as a heartbeat waits.
-func (t *Transport) delayAppend(target raft.ServerAddress, prev uint64) {
+// delayAppend waits until the log has an entry after prev, at most four times as long as a heartbeat waits. It reports
+// whether it has waited.
+func (t *Transport) delayAppend(target raft.ServerAddress, prev uint64) bool {
 	news := t.quiet.newsAfter(prev)
 	if news == nil {
-		return
+		return false
 	}
 	appends := &t.beats.departuresTo(target).appends
 	select {
 	case <-appends.next(time.Now().Add(appendFactor * t.replica.Quiet())):
 	case <-news:
 	}
+	return true
 }
 
 // delayHeartbeat waits for the next departure, at most until Replica.Quiet after the last heartbeat to follower id. A
 // heartbeat has news, and does not wait, if the follower has not answered the last one of this term, or if a read waits
-// for the answer.
-func (t *Transport) delayHeartbeat(id raft.ServerID, target raft.ServerAddress, term uint64) {
+// for the answer. delayHeartbeat reports whether it has waited.
+func (t *Transport) delayHeartbeat(id raft.ServerID, target raft.ServerAddress, term uint64) bool {
 	if t.beats == nil || t.replica.Quiet == nil {
-		return
+		return false
 	}
 	p, ok := t.Progress(id, term)
 	if !ok || p.heartbeat.IsZero() || p.missed {
-		return
+		return false
 	}
 	latest := p.heartbeat.Add(t.replica.Quiet())
 	round := t.quiet.nextRound()
 	if round == nil || !time.Now().Before(latest) {
-		return
+		return false
 	}
 	select {
 	case <-t.beats.departuresTo(target).heartbeats.next(latest):
 	case <-round:
 	}
+	return true
 }
 
 // tellsNothing reports whether the follower has answered that it has all that args carries: the log through

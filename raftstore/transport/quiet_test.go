@@ -78,6 +78,7 @@ func TestMessagesWithoutNewsWait(t *testing.T) {
 				f := &follower{}
 				self := emptyReplica(false)
 				self.Quiet = func() time.Duration { return quiet }
+				self.Leads = func(uint64) bool { return true }
 				tr := &Transport{Transport: f, replica: self, beats: &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
 					maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{},
 					marksSent: map[raft.ServerID]sentMarks{}}

@@ -203,12 +203,17 @@ func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 	resp *raft.AppendEntriesResponse) error {
 	committed := args.LeaderCommitIndex // before limit cuts it
 	replicates := args.PrevLogEntry != 0 || len(args.Entries) > 0 || args.LeaderCommitIndex != 0
+	delayed := false
 	if replicates && t.tellsNothing(id, args) {
-		t.delayAppend(target, args.PrevLogEntry)
+		delayed = t.delayAppend(target, args.PrevLogEntry)
 	}
 	if !replicates {
-		t.delayHeartbeat(id, target, args.Term)
-	} else {
+		delayed = t.delayHeartbeat(id, target, args.Term)
+	}
+	if delayed && t.replica.Leads != nil && !t.replica.Leads(args.Term) {
+		return raft.ErrNotLeader // it stepped down meanwhile: the message would delay the election of its successor
+	}
+	if replicates {
 		t.limit(args)
 		t.note(id, args.Term, func(p *Progress) { p.Attempt = time.Now() })
 	}
@@ -394,7 +399,7 @@ func (t *Transport) EncodePeer(id raft.ServerID, addr raft.ServerAddress) []byte
 
 // received records the timers and turn flags in the header of an answer of replica id.
 func (t *Transport) received(id raft.ServerID, h raft.RPCHeader, err error) {
-	if err == nil {
+	if err == nil && len(h.Addr) > 0 { // the answer to entries has no sender, so it tells nothing of timers and turns
 		_, _, report, flags, _ := splitSender(h.Addr)
 		now := time.Now()
 		t.replica.Timers.Receive(id, report, now)
