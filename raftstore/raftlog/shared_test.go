@@ -494,8 +494,8 @@ func TestReplacedEntriesDoNotComeBack(t *testing.T) {
 	s.close()
 }
 
-// TestAMissingSegmentBeforeAnUnbegunOneIsNoticed: without the newest segment that has batches the log does not open, also
-// if a crash left a newer segment without a header.
+// TestAMissingSegmentBeforeAnUnbegunOneIsNoticed: without the newest segment that has batches the log does not open,
+// also if a crash left a newer segment without a header.
 func TestAMissingSegmentBeforeAnUnbegunOneIsNoticed(t *testing.T) {
 	disk := vfs.NewMem()
 	s := openSharedLogs(t, disk, 1)
@@ -517,7 +517,8 @@ func TestAMissingSegmentBeforeAnUnbegunOneIsNoticed(t *testing.T) {
 	testutil.WantCode(t, err, rowraft.CodeCorrupt, "is missing")
 }
 
-// TestCompactionGoesOnAfterAnEntryThatCannotBeRead: an old segment that lost its end does not keep the segments after it.
+// TestCompactionGoesOnAfterAnEntryThatCannotBeRead: an old segment that lost its end does not keep the segments after
+// it.
 func TestCompactionGoesOnAfterAnEntryThatCannotBeRead(t *testing.T) {
 	disk := vfs.NewMem()
 	s := openSharedLogs(t, disk, 2)
