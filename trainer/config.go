@@ -104,8 +104,9 @@ type DataConfig struct {
 	ShuffleBuffer int     `yaml:"shuffle_buffer"`
 	MaxBad        float64 `yaml:"max_bad"` // share of bad lines that is skipped; 0: the first one ends the run
 
-	// Unlabelled: the file's labels are not read.
+	// Unlabelled: the file's labels are not read. NoFit is that of data.Options.
 	Unlabelled bool `yaml:"-" json:",omitempty"`
+	NoFit      bool `yaml:"-" json:",omitempty"`
 
 	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File; metrics are per
 	// Window.
@@ -446,7 +447,7 @@ func (c *Config) OpenData() (data.Set, error) {
 		held = 0
 	}
 	f, err := data.OpenFiles(c.Data.File, schema, data.Options{Held: held, HeldBy: c.Data.HeldBy,
-		Shuffle: c.Data.Shuffle, Buffer: c.Data.ShuffleBuffer, Seed: c.Seed, MaxBad: c.Data.MaxBad})
+		Shuffle: c.Data.Shuffle, Buffer: c.Data.ShuffleBuffer, Seed: c.Seed, MaxBad: c.Data.MaxBad, NoFit: c.Data.NoFit})
 	if err == nil {
 		c.Data.Described = f.Schema() // complete
 	}

@@ -59,16 +59,20 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 	var examples, truth report.Predictions
 	squares := 0.0
 	var classes report.ClassScore
-	for batches := int64(0); ; batches++ {
+	for batches, first := int64(0), true; ; batches++ {
 		if err := src.Next(w.data); err == io.EOF {
 			break
 		} else if err != nil {
 			return err
 		}
+		if w.data.N == 0 {
+			continue // the rest has only bad lines
+		}
 		w.prepare(j.fields)
-		if err := w.pullHeld(ctx, j, batches == 0); err != nil {
+		if err := w.pullHeld(ctx, j, first); err != nil {
 			return err
 		}
+		first = false
 		w.pooled.Gather(j.fields, w.data, w.batch.Fields)
 		if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
 			return err

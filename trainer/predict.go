@@ -26,6 +26,9 @@ func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) e
 	if j.hybrid != nil {
 		return nil, errElsewhere
 	}
+	if d := &j.cfg.Data; d.MaxBad > 0 || d.shuffle() != "" {
+		return nil, invalid("data: max_bad and shuffle: predictions would not be in the order of the examples")
+	}
 	j.started = time.Now()
 	src, err := j.set.Train(0, 0, 1)
 	if err != nil {

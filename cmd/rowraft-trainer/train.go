@@ -241,6 +241,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if given("schema") {
 		cfg.Data.Described = nil
 	}
+	cfg.Data.NoFit = o.mustExist && (given("data") || given("validation"))
 	switch {
 	case o.predict && !given("data"):
 		return cfg, cli.Usagef("no examples: give --data FILE")
@@ -300,14 +301,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 			cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback"))
 	}
 	cfg.Average.TLS = o.tls
-	if err := cfg.Validate(); err != nil {
-		return cfg, err
-	}
-	if o.mustExist && given("data") && cfg.Data.Described != nil && cfg.Data.Described.Fitted() {
-		return cfg, cli.Usagef("--data: the schema standardizes by the examples of the training, which are not in " +
-			"this file: give --model, the file of train --save-model, which has their mean and std")
-	}
-	return cfg, nil
+	return cfg, cfg.Validate()
 }
 
 func over[T any](given bool, dst *T, v T) {

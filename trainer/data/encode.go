@@ -80,11 +80,14 @@ func (e *encoder) dense(i int, value []byte) (float32, error) {
 		return float32(d.Missing), nil
 	}
 	x, ok := number.Parse(value)
-	if !ok {
+	v := d.value(x)
+	if !ok || isInf(v) {
 		return 0, errNumber(d.Column, value)
 	}
-	return d.value(x), nil
+	return v, nil
 }
+
+func isInf(v float32) bool { return math.IsInf(float64(v), 0) }
 
 func errNumber(c Column, value []byte) error {
 	return fmt.Errorf("%s: %q, expected a finite number", c, value)

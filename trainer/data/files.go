@@ -17,6 +17,7 @@ type Options struct {
 	Buffer  int     // examples of ShuffleExamples in memory; 0: 65536
 	Seed    uint64  // of HeldRandom and Shuffle
 	MaxBad  float64 // share of bad lines that is skipped, [0, 1)
+	NoFit   bool    // these are not the training examples: a schema that standardizes by them is refused
 }
 
 // Values of Options.

@@ -178,6 +178,23 @@ func TestShuffledOrderIsAFunctionOfSeedAndEpoch(t *testing.T) {
 					t.Errorf("range %v is not that part of the epoch", r)
 				}
 			}
+			split, err := f.Range(1, 0, 300) // split after split, as the scheduler hands them out
+			if err != nil {
+				t.Fatal(err)
+			}
+			var splits []int
+			b := NewBatch(64, f.Shape())
+			for from := int64(0); from < 3000; from += 300 {
+				if from > 0 && !split.(Continuer).Continue(1, from, from+300) {
+					t.Fatalf("the source does not continue at %d", from)
+				}
+				for split.Next(b) == nil {
+					splits = append(splits, numbers(&Batch{Dense: b.Dense[:b.N]})...)
+				}
+			}
+			if !slices.Equal(splits, whole[:3000]) {
+				t.Errorf("%d examples in splits, want the first 3000 of the epoch", len(splits))
+			}
 			for rank := range 3 {
 				src, err := f.Train(1, rank, 3)
 				if err != nil {

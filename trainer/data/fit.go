@@ -29,9 +29,9 @@ func (f *Files) fit() error {
 	if which == nil {
 		return nil
 	}
-	if f.schema.Unlabelled {
-		return invalid("feature %s is standardized by the training examples, whose mean and std are not known here: give "+
-			"the model's file that train --save-model wrote (--model)", f.schema.Dense[which[0]].Column)
+	if f.opt.NoFit {
+		return invalid("%s: feature %s is standardized by the training examples, whose mean and std are not known here: "+
+			"give --model, the file of train --save-model, which has them", f.Name(), f.schema.Dense[which[0]].Column)
 	}
 	part := &Files{schema: &sub, opt: f.opt, base: f.base, train: f.train, note: func(string) {}}
 	part.opt.MaxBad, part.opt.Shuffle = 1, ShuffleNone // bad lines count when they are trained

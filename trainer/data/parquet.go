@@ -131,6 +131,13 @@ func caught(err *error) {
 	}
 }
 
+// caught is the function caught, for a reader that is open.
+func (r *parquetReader) caught(err *error) {
+	if p := recover(); p != nil {
+		*err = invalid("%s: row %d: the file is damaged: %v", r.in.path, r.at, p)
+	}
+}
+
 // find adds the column that c names; lists says whether it may be a list.
 func (r *parquetReader) find(to *[]*parquetColumn, c Column, lists bool) error {
 	root := r.parsed.Root()
@@ -200,7 +207,7 @@ func (r *parquetReader) number() int64 { return r.at }
 
 func (r *parquetReader) seek(number int64) (err error) {
 	if number < r.at || number > r.at+rowsBlock {
-		defer caught(&err)
+		defer r.caught(&err)
 		group := sort.Search(len(r.starts)-1, func(i int) bool { return r.starts[i+1] > number })
 		if group == len(r.starts)-1 {
 			return io.EOF
@@ -221,7 +228,7 @@ func (r *parquetReader) seek(number int64) (err error) {
 }
 
 func (r *parquetReader) skip() (err error) {
-	defer caught(&err)
+	defer r.caught(&err)
 	r.at++
 	for _, c := range r.all {
 		if err := c.row(func(parquet.Value) error { return nil }); err != nil {
@@ -240,7 +247,7 @@ func (r *parquetReader) failed(c *parquetColumn, err error) error {
 }
 
 func (r *parquetReader) read(b *Batch) (err error) {
-	defer caught(&err)
+	defer r.caught(&err)
 	keys := len(b.Keys)
 	r.at++
 	var wrong error // the first value that the schema does not allow; the rest of the row is read, too
@@ -352,10 +359,11 @@ func (r *parquetReader) number32(i int, v parquet.Value) (float32, error) {
 	if x != x { // pandas stores a missing number as NaN
 		return float32(d.Missing), nil
 	}
-	if !ok {
+	value := d.value(x)
+	if !ok || isInf(value) {
 		return 0, errNumber(d.Column, r.bytes(r.dense[i], v))
 	}
-	return d.value(x), nil
+	return value, nil
 }
 
 // parquetNumber returns a finite number.

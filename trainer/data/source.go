@@ -142,6 +142,7 @@ func (s *fileSource) ended(err error) error {
 
 // seek makes the example at a position the next one.
 func (s *fileSource) seek(position int64) error {
+	before := s.chunk
 	s.chunk = s.order.find(position)
 	if s.chunk == len(s.order.chunks) {
 		return fmt.Errorf("position %d of %d examples", position, s.order.size())
@@ -155,6 +156,9 @@ func (s *fileSource) seek(position int64) error {
 		}
 		number += left
 	} else {
+		if s.reader != nil && s.at >= 0 && s.at < position && s.chunk == before { // it is ahead in the same chunk
+			left, number = position-s.at, s.reader.number()
+		}
 		for ; left > 0 || !s.order.has(s.set, s.set.base[c.input]+number); number++ {
 			if s.order.has(s.set, s.set.base[c.input]+number) {
 				left--
@@ -282,7 +286,7 @@ func (s *fileSource) fill() error {
 		w.perm[i], w.perm[j] = w.perm[j], w.perm[i]
 	})
 	for i, slot := range w.perm {
-		if p := w.first + int64(i); p >= s.position && p < s.end() && s.share.own(p) {
+		if p := w.first + int64(i); p >= s.position && s.share.own(p) { // Continue may extend the share in this window
 			w.slots[slot] = 0 // it is needed
 		}
 	}

@@ -21,6 +21,9 @@ type token struct {
 func (p *lineParser) indexed(line []byte, b *Batch) error {
 	line, _ = cutByte(line, '#')
 	text, rest := cutSpace(line)
+	if p.enc.schema.Unlabelled && bytes.IndexByte(text, ':') >= 0 {
+		rest = line // the line has no label
+	}
 	if len(p.enc.schema.Labels) > 0 {
 		label, err := p.enc.label(0, text)
 		if err != nil {
@@ -52,6 +55,9 @@ func (p *lineParser) indexed(line []byte, b *Batch) error {
 			if t.index == uint64(d.Position) {
 				v = d.value(float64(t.value))
 			}
+		}
+		if isInf(v) {
+			return errNumber(d.Column, line)
 		}
 		b.Dense[n*len(s.Dense)+i] = v
 	}

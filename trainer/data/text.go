@@ -200,6 +200,7 @@ func (p *lineParser) labels(line []byte, dst []float32) (first []byte, err error
 		return nil, nil
 	}
 	if p.enc.schema.indexed() {
+		line, _ = cutByte(line, '#')
 		value, _ := cutSpace(line)
 		dst[0], err = p.enc.label(0, value)
 	} else {
