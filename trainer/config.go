@@ -104,9 +104,8 @@ type DataConfig struct {
 	ShuffleBuffer int     `yaml:"shuffle_buffer"`
 	MaxBad        float64 `yaml:"max_bad"` // share of bad lines that is skipped; 0: the first one ends the run
 
-	// Unlabelled: the file's labels are not read. NoFit is that of data.Options.
-	Unlabelled bool `yaml:"-" json:",omitempty"`
-	NoFit      bool `yaml:"-" json:",omitempty"`
+	Unlabelled bool `yaml:"-" json:",omitempty"` // the labels are not read
+	NoFit      bool `yaml:"-" json:",omitempty"` // of data.Options
 
 	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File; metrics are per
 	// Window.

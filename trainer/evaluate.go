@@ -87,8 +87,7 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 			}
 		}
 		j.emit(report.EventHeld, func(e *report.Event) {
-			e.Step, e.Steps, e.Examples = batches+1, 0,
-				int64(len(examples))
+			e.Step, e.Steps, e.Examples = batches+1, 0, int64(len(examples))
 		})
 	}
 	if classes.Fill(r) {

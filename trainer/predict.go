@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,7 +44,7 @@ func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) e
 	g, ctx := errgroup.WithContext(caller)
 	g.Go(func() error {
 		defer close(pulled)
-		var flat []float32 // dense weights, which the first batch pulls
+		var first *work // has the dense weights, which the other batches share
 		for w := range free {
 			if err := errors.Join(ctx.Err(), src.Next(w.data)); errors.Is(err, io.EOF) {
 				return nil
@@ -51,13 +52,11 @@ func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) e
 				return err
 			}
 			w.prepare(j.fields)
-			if err := w.pullHeld(ctx, j, flat == nil); err != nil {
+			if err := w.pullHeld(ctx, j, first == nil); err != nil {
 				return err
 			}
-			if flat == nil {
-				flat = w.flat
-			}
-			w.flat = flat
+			first = cmp.Or(first, w)
+			w.flat = first.flat
 			pulled <- w
 		}
 		return nil
@@ -82,9 +81,8 @@ func (j *Job) Predict(caller context.Context, to func(n int, p *models.Result) e
 	})
 	err = g.Wait()
 	r.FinishedAt = time.Now()
-	if caller.Err() != nil && errors.Is(err, caller.Err()) {
-		r.Interrupted = true
-		return r, nil
+	if r.Interrupted = caller.Err() != nil && errors.Is(err, caller.Err()); r.Interrupted {
+		err = nil
 	}
 	return r, err
 }

@@ -9,9 +9,8 @@ import (
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
-// embeddingTables returns the tables that features take rows from, in order, and the number of weights in a row of
-// each.
-// Features without a table share that of the job.
+// embeddingTables returns the tables that features take rows from, in order, and the weights in a row of each. Features
+// without a table share that of the job.
 func embeddingTables(c *Config) (names []string, widths []int) {
 	if !c.embedded() {
 		return nil, nil

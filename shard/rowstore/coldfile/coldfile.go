@@ -49,15 +49,16 @@ type File struct {
 	perExtent int
 	stride    int64 // bytes from one extent to the next
 
-	extents []extent
-	marks   atomic.Pointer[[]mark] // by extent; elements are atomic, a longer list replaces it
-	free    []int                  // extents that may be written again
-	pinned  []int                  // extents that are empty, but a cut may have records of them
-	at      int                    // the extent that is collected; -1: none
-	buf     []uint64               // its records
-	n       int                    // how many they are
-	looked  int                    // the extent at which Sparse looked last
-	headed  bool                   // the header is written
+	extents   []extent
+	marks     atomic.Pointer[[]mark] // by extent; elements are atomic, a longer list replaces it
+	free      []int                  // extents that may be written again
+	pinned    []int                  // extents that are empty, but a cut may have records of them
+	at        int                    // the extent that is collected; -1: none
+	buf       []uint64               // its records
+	n         int                    // how many they are
+	looked    int                    // the extent at which Sparse looked last
+	headed    bool                   // the header is written
+	restoring bool                   // between Open and Restored: not all records are known
 
 	cuts  pins
 	dirty atomic.Bool // Write has written since the last Sync
@@ -314,6 +315,9 @@ func (f *File) Extent(place int) int { return place / f.perExtent }
 // Sparse appends the places of an extent that is at most half full, ascending, if the file has more than twice as many
 // places as records.
 func (f *File) Sparse(dst []int) []int {
+	if f.restoring {
+		return dst // an extent only looks sparse: its other records are not restored yet
+	}
 	if (len(f.extents)-len(f.free)-len(f.pinned))*f.perExtent <= 2*int(f.stats.records.Load())+8*f.perExtent {
 		return dst
 	}

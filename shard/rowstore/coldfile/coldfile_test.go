@@ -487,3 +487,63 @@ func TestAFileWantsASnapshot(t *testing.T) {
 	c.Release()
 	want(false, "after the next snapshot")
 }
+
+// TestAFileIsWrittenWhileItIsRestored: the rows of a snapshot that do not fit into memory are written before all
+// records of the cut are known. No extent of the cut is written then or later, and none is written twice.
+func TestAFileIsWrittenWhileItIsRestored(t *testing.T) {
+	disk, err := os.Create(filepath.Join(t.TempDir(), "rows"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := New(disk, NewID(), 16, 4)
+	defer f.Close()
+	write := func(f *File) (first int) {
+		f.Begin()
+		for range 4 {
+			f.Add(nil)
+		}
+		first, err := f.Write()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return first
+	}
+	var places []int
+	for range 40 {
+		places = append(places, write(f))
+	}
+	c := f.Cut()
+	ref := c.Ref()
+	again, err := Open(disk, ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[int]bool{}
+	for _, first := range places {
+		again.Restore(first)
+		if got := again.Sparse(nil); got != nil {
+			t.Fatalf("places %v are in a sparse extent, with most records not restored", got)
+		}
+		used[again.Extent(first)] = true
+	}
+	again.Begin()
+	again.Cancel()
+	used[again.Extent(write(again))] = true
+	again.Begin()
+	again.Cancel()
+	for _, first := range places {
+		for i := range 3 {
+			again.Restore(first + 1 + i)
+		}
+	}
+	if err := again.Restored(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		at := again.Extent(write(again))
+		if used[at] {
+			t.Fatalf("extent %d is written again", at)
+		}
+		used[at] = true
+	}
+}

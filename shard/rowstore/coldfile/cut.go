@@ -96,7 +96,9 @@ func (c *Cut) Keep(sure bool) {
 	if sure {
 		p.kept = p.kept[:0]
 	}
-	p.kept = append(p.kept, c.number)
+	if c.number > 0 {
+		p.kept = append(p.kept, c.number)
+	}
 	p.changed.Store(true)
 }
 
@@ -205,6 +207,7 @@ func Open(disk Disk, ref Ref) (*File, error) {
 	}
 	f.cuts.last.Store(ref.Cut)
 	f.cuts.kept = []uint64{ref.Cut}
+	f.restoring, f.headed = true, true // no write repairs a damaged header before Restored has read it
 	return f, nil
 }
 
@@ -236,11 +239,13 @@ func (f *File) Restore(place int) bool {
 	return true
 }
 
-// Restored ends the calls of Restore: the extents without a record are free. It reads the header, and the last byte of
+// Restored ends the calls of Restore: the extents without a record are free, also those that were begun and not written
+// meanwhile. It reads the header, and the last byte of
 // the last record, but no record.
 //
 // Errors: CodeCorrupt if the disk has another file, or one that is too short.
 func (f *File) Restored() error {
+	f.restoring, f.free = false, f.free[:0]
 	last := -1
 	for at := range f.extents {
 		ext := &f.extents[at]
@@ -257,12 +262,12 @@ func (f *File) Restored() error {
 		}
 	}
 	if last < 0 {
+		f.headed = false
 		return nil
 	}
 	if err := f.Check(); err != nil {
 		return err
 	}
-	f.headed = true
 	var b [1]byte
 	if n, err := f.disk.ReadAt(b[:], f.offset(last)+int64(f.size)-1); n < 1 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "the file of cold rows %x is too short for record %d: %w", f.id, last, err)
@@ -329,12 +334,15 @@ func (f *File) WantsSnapshot() bool {
 		return false
 	}
 	s := f.Stats()
-	if s.PinnedBytes > max(crowdedBytes, s.FileBytes-s.PinnedBytes) {
-		return true
-	}
 	f.cuts.mu.Lock()
 	defer f.cuts.mu.Unlock()
-	return s.FileBytes > unkeptBytes && len(f.cuts.kept) == 0
+	for cut := range f.cuts.held { //tidy:allow determinism whether there is one
+		if !slices.Contains(f.cuts.kept, cut) {
+			return false // an older cut is being sent, or a newer one written: one more would free nothing
+		}
+	}
+	return s.PinnedBytes > max(crowdedBytes, s.FileBytes-s.PinnedBytes) ||
+		s.FileBytes > unkeptBytes && s.Records > 0 && len(f.cuts.kept) == 0
 }
 
 const (
