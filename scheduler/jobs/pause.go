@@ -15,8 +15,8 @@ import (
 
 const (
 	// absentPatience bounds how long a checkpoint waits for an absent trainer that it expects. The trainer may be on
-	// its way to a new leader.
-	absentPatience = 6 * time.Second
+	// its way to a new leader: with a kill of a server every 3.5 s, 6 s was too short for one checkpoint of eight.
+	absentPatience = 10 * time.Second
 	// pausePatience bounds how long a trainer may take until its next batch boundary.
 	pausePatience = 30 * time.Second
 	// ignoredPatience is pausePatience for a trainer that did not answer the last pause, in a job that may be left out.
