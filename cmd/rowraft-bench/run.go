@@ -108,22 +108,29 @@ func bench(ctx context.Context, cfg benchConfig, progress io.Writer) (result *be
 		defer func() { err = errors.Join(err, cleanup()) }()
 		cfg.endpoints = cluster.Endpoints()
 	}
-	workers, err := benchWorkers(ctx, cfg)
+	workers, err := warmWorkers(ctx, cfg, progress)
 	if err != nil {
 		return nil, err
 	}
 	defer closeWorkers(workers)
-	if err := benchLoad(ctx, cfg, workers, progress); err != nil {
-		return nil, err
-	}
-	if cfg.warmup > 0 {
-		fmt.Fprintf(progress, "warming up for %gs …\n", cfg.warmup)
-		if _, err := measure(ctx, cfg, workers, cfg.warmup); err != nil {
-			return nil, err
-		}
-	}
 	fmt.Fprintf(progress, "measuring for %gs …\n", cfg.seconds)
 	return benchMeasure(ctx, cfg, cluster, workers)
+}
+
+// warmWorkers returns workers on a table with all its rows, after the warm-up. The caller closes them.
+func warmWorkers(ctx context.Context, cfg benchConfig, progress io.Writer) (workers []*benchWorker, err error) {
+	if workers, err = benchWorkers(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if err = benchLoad(ctx, cfg, workers, progress); err == nil && cfg.warmup > 0 {
+		fmt.Fprintf(progress, "warming up for %gs …\n", cfg.warmup)
+		_, err = measure(ctx, cfg, workers, cfg.warmup)
+	}
+	if err != nil {
+		closeWorkers(workers)
+		return nil, err
+	}
+	return workers, nil
 }
 
 func (c *benchConfig) check() error {

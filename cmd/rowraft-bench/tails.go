@@ -83,6 +83,11 @@ func benchTails(ctx context.Context, cfg benchConfig, progress io.Writer) (r *ta
 		return nil, cli.Usagef("--snapshot-every %q: want a size such as 128MiB", cfg.snapshotEvery)
 	}
 	before := scaffold.MachineLoad()
+	disk, err := scaffold.SyncTime(os.TempDir())
+	if err != nil {
+		return nil, err
+	}
+	cfg.sync = &disk
 	fmt.Fprintf(progress, "starting %s …\n", cli.Plural(cfg.replicas, "server"))
 	cluster, dir, err := cfg.own().Start(ctx, 60*time.Second, func(_ string, o *localcluster.Options) {
 		o.Args = []string{"--log-level", "warn", "--snapshot-every-bytes", fmt.Sprint(every)}
@@ -92,17 +97,11 @@ func benchTails(ctx context.Context, cfg benchConfig, progress io.Writer) (r *ta
 	}
 	defer func() { err = errors.Join(err, cluster.Stop(), os.RemoveAll(dir)) }()
 	cfg.endpoints = cluster.Endpoints()
-	workers, err := benchWorkers(ctx, cfg)
+	workers, err := warmWorkers(ctx, cfg, progress)
 	if err != nil {
 		return nil, err
 	}
 	defer closeWorkers(workers)
-	if err := benchLoad(ctx, cfg, workers, progress); err != nil {
-		return nil, err
-	}
-	if _, err := measure(ctx, cfg, workers, cfg.warmup); err != nil {
-		return nil, err
-	}
 	probe, err := startProbe(ctx, dir)
 	if err != nil {
 		return nil, err
