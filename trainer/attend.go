@@ -47,12 +47,12 @@ func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 
 // setMembers takes a new generation of the members of j.
 func setMembers(j *Job, m jobs.Members) {
-	j.ramp.members(m.Ranks, j.cfg.rank())
+	j.ramp.Members(m.Ranks, j.cfg.rank())
 	if j.hybrid != nil {
 		j.hybrid.begin(m, &j.cfg)
 	}
 	if g, ok := j.mode.(*mode.Geo); ok { // a share of the mean of those that train now
-		g.SetShare(j.cfg.Geo.share(j.ramp.turn.Load().trainers))
+		g.SetShare(j.cfg.Geo.share(j.ramp.Trainers()))
 	}
 }
 
@@ -155,10 +155,7 @@ func (j *Job) ownTables() (out []*rowraft.Schema) {
 	for i := range j.fields.Tables {
 		all = append(all, &j.fields.Tables[i])
 	}
-	for i := range j.layout.tables {
-		all = append(all, &j.layout.tables[i].schema)
-	}
-	for _, t := range all {
+	for _, t := range append(all, j.layout.Schemas()...) {
 		if t.ID != 0 {
 			out = append(out, t)
 		}
@@ -183,6 +180,6 @@ func (j *Job) join(ctx context.Context, ms *member.Membership) error {
 func joinAt(j *Job, step int64) {
 	if m, ok := j.mode.(*mode.SyncStep); ok {
 		m.JoinAt(step)
-		j.ramp.reached(j.before.jobStep + step - 1)
+		j.ramp.Reached(j.before.jobStep + step - 1)
 	}
 }

@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/pool"
@@ -26,9 +27,9 @@ type work struct {
 func (j *Job) newWork() *work {
 	w := &work{
 		data:       data.NewBatch(j.cfg.Batch, j.shape),
-		delta:      make([]float32, j.layout.rows*denseWidth),
-		denseGrads: make([]float32, j.layout.rows*denseWidth),
-		flat:       make([]float32, len(j.layout.initial)),
+		delta:      make([]float32, j.layout.Rows*dense.Width),
+		denseGrads: make([]float32, j.layout.Rows*dense.Width),
+		flat:       make([]float32, len(j.layout.Initial)),
 	}
 	w.batch.Fields = make([]float32, j.cfg.Batch*j.fields.Width)
 	return w

@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/ramp"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
@@ -83,15 +84,15 @@ func (c *CacheConfig) validate(mode, reads string) error {
 
 // reuse returns the bound of the copies that batch step may use. It rises during the ramp: the first batches of a job
 // move rows most.
-func (c *CacheConfig) reuse(r *ramp, step int64) client.Reuse {
+func (c *CacheConfig) reuse(r *ramp.Ramp, step int64) client.Reuse {
 	l := &c.Staleness
 	switch {
 	case c.Bytes == "":
 		return client.Reuse{}
 	case l.Age > 0:
-		return client.Reuse{MaxAge: l.Age * time.Duration(r.stale(ageSteps)) / ageSteps}
+		return client.Reuse{MaxAge: l.Age * time.Duration(r.Stale(ageSteps)) / ageSteps}
 	}
-	return client.Reuse{Now: uint64(step), Since: uint64(step - min(r.stale(int64(l.Steps)), step))}
+	return client.Reuse{Now: uint64(step), Since: uint64(step - min(r.Stale(int64(l.Steps)), step))}
 }
 
 // copiesOf returns what the copies of rows have done in a run.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/ramp"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
@@ -71,24 +72,22 @@ func TestCacheOfRows(t *testing.T) {
 
 // The bound of copies rises with the batches of the job, more slowly with more trainers.
 func TestReuseFollowsTheRamp(t *testing.T) {
-	newRamp := func(trainers int) *ramp {
-		r := &ramp{every: 100}
-		r.turn.Store(&turn{0, trainers})
-		return r
+	newRamp := func(trainers int) *ramp.Ramp {
+		return ramp.New(0, trainers, 100, false, false)
 	}
 	cached := func(l StalenessLimit) *CacheConfig { return &CacheConfig{"64MiB", l} }
 	steps, r := cached(StalenessLimit{Steps: 8}), newRamp(1)
 	for _, tc := range []struct{ batches, step, want int64 }{
 		{0, 1, 0}, {99, 99, 0}, {100, 100, 1}, {350, 350, 3}, {5000, 5000, 8}, {5000, 2, 2},
 	} {
-		r.reached(tc.batches)
+		r.Reached(tc.batches)
 		want := client.Reuse{Now: uint64(tc.step), Since: uint64(tc.step - tc.want)}
 		if got := steps.reuse(r, tc.step); got != want {
 			t.Errorf("batch %d, after %d of the job: %+v, want %+v", tc.step, tc.batches, got, want)
 		}
 	}
 	four := newRamp(4)
-	four.reached(1100)
+	four.Reached(1100)
 	if got, want := steps.reuse(four, 300), (client.Reuse{Now: 300, Since: 298}); got != want {
 		t.Errorf("one of 4 trainers, after 1100 batches of the job: %+v, want %+v", got, want)
 	}
@@ -96,7 +95,7 @@ func TestReuseFollowsTheRamp(t *testing.T) {
 	if got := age.reuse(r, 1); got != (client.Reuse{}) {
 		t.Errorf("the first batch: %+v, want no copies", got)
 	}
-	r.reached(500)
+	r.Reached(500)
 	if got := age.reuse(r, 1); got != (client.Reuse{MaxAge: time.Second / 2}) {
 		t.Errorf("after 500 batches: %+v, want half a second", got)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -176,9 +177,6 @@ const MaxAuditTrainers = 64
 
 // auditOptimizer adds 1 for a gradient of −1.
 var auditOptimizer = rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}
-
-// denseWidth is the number of weights in a row of the dense table.
-const denseWidth = 64
 
 // DefaultConfig returns the defaults of all fields.
 func DefaultConfig() Config {
@@ -392,7 +390,7 @@ func (c *Config) schemas() []rowraft.Schema {
 	}
 	optimizer, _ := c.Dense.optimizer()
 	dense := rowraft.Schema{
-		Name: c.Job + tables.DenseSuffix, Kind: rowraft.Dense, Dim: denseWidth, Optimizer: optimizer,
+		Name: c.Job + tables.DenseSuffix, Kind: rowraft.Dense, Dim: dense.Width, Optimizer: optimizer,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 	}
 	_ = c.Dense.policies(&dense)

@@ -22,7 +22,7 @@ type feed interface {
 func (j *Job) feed(ctx context.Context) feed {
 	if j.splits != nil {
 		j.splits.Open(ctx, j.step)
-		if j.ramp.inTurn() {
+		if j.ramp.InTurn() {
 			return &rampFeed{feed: splitFeed{j.splits}, j: j, ctx: ctx}
 		}
 		return splitFeed{j.splits}

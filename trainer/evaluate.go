@@ -114,7 +114,7 @@ func (w *work) pullHeld(ctx context.Context, j *Job, dense bool) error {
 	defer cancel()
 	w.Segs = j.rowSegments(w, w.pooled.Weights)
 	if dense {
-		w.Segs = j.layout.segments(w.Segs, w.delta)
+		w.Segs = j.layout.Segments(w.Segs, w.delta)
 	}
 	if len(w.Segs) == 0 {
 		return nil
@@ -123,7 +123,7 @@ func (w *work) pullHeld(ctx context.Context, j *Job, dense bool) error {
 		return fmt.Errorf("held-out examples: pull %d rows: %w", tables.CountRows(w.Segs), err)
 	}
 	if dense {
-		j.layout.weights(w.flat, w.delta)
+		j.layout.Weights(w.flat, w.delta)
 		j.hybrid.fill(w.flat)
 	}
 	return nil

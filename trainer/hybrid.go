@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/trainer/average"
+	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/state"
@@ -90,7 +91,7 @@ type hybrid struct {
 	params  []int
 	rule    optim.Rule
 	rows    int
-	weights []float32 // rows × denseWidth
+	weights []float32 // rows × dense.Width
 	state   []float32 // rows × the length of the rule's state
 	grads   []float32 // scratch, as weights
 	steps   int
@@ -104,10 +105,10 @@ type hybrid struct {
 // joins later takes the present weights of the others.
 func newHybrid(j *Job) (*hybrid, error) {
 	h := &hybrid{j: j, members: average.NewFeed()}
-	for i, conf := range j.layout.configs {
-		if conf.Placement == PlaceTrainers {
+	for i, place := range j.layout.Places {
+		if place == dense.Kept {
 			h.params = append(h.params, i)
-			h.rows += padded(j.layout.sizes[i]) / denseWidth
+			h.rows += dense.Padded(j.layout.Params[i].Size()) / dense.Width
 		}
 	}
 	if len(h.params) == 0 {
@@ -123,14 +124,14 @@ func newHybrid(j *Job) (*hybrid, error) {
 	if h.rule, err = optim.New(o); err != nil {
 		return nil, err
 	}
-	per := h.rule.StateLen(denseWidth)
-	h.weights, h.grads = make([]float32, h.rows*denseWidth), make([]float32, h.rows*denseWidth)
+	per := h.rule.StateLen(dense.Width)
+	h.weights, h.grads = make([]float32, h.rows*dense.Width), make([]float32, h.rows*dense.Width)
 	h.state = make([]float32, h.rows*per)
-	flat := make([]float32, models.TotalSize(j.layout.params))
-	models.Initial(flat, j.layout.params, j.cfg.Seed)
+	flat := make([]float32, models.TotalSize(j.layout.Params))
+	models.Initial(flat, j.layout.Params, j.cfg.Seed)
 	h.take(h.weights, flat)
 	for r := range h.rows {
-		h.rule.InitState(h.weights[r*denseWidth:(r+1)*denseWidth], h.state[r*per:(r+1)*per])
+		h.rule.InitState(h.weights[r*dense.Width:(r+1)*dense.Width], h.state[r*per:(r+1)*per])
 	}
 	return h, nil
 }
@@ -138,9 +139,9 @@ func newHybrid(j *Job) (*hybrid, error) {
 // take copies the parameters from flat weights into rows.
 func (h *hybrid) take(rows, flat []float32) {
 	h.each(func(p, row int) {
-		n := h.j.layout.sizes[p]
-		copy(rows[row:row+n], flat[h.j.layout.places[p]:])
-		clear(rows[row+n : row+padded(n)])
+		n := h.j.layout.Params[p].Size()
+		copy(rows[row:row+n], flat[h.j.layout.Offsets[p]:])
+		clear(rows[row+n : row+dense.Padded(n)])
 	})
 }
 
@@ -150,8 +151,8 @@ func (h *hybrid) fill(flat []float32) {
 		return
 	}
 	h.each(func(p, row int) {
-		at := h.j.layout.places[p]
-		copy(flat[at:at+h.j.layout.sizes[p]], h.weights[row:])
+		at := h.j.layout.Offsets[p]
+		copy(flat[at:at+h.j.layout.Params[p].Size()], h.weights[row:])
 	})
 }
 
@@ -159,7 +160,7 @@ func (h *hybrid) each(f func(param, row int)) {
 	row := 0
 	for _, p := range h.params {
 		f(p, row)
-		row += padded(h.j.layout.sizes[p])
+		row += dense.Padded(h.j.layout.Params[p].Size())
 	}
 }
 
@@ -291,8 +292,8 @@ func (h *hybrid) update(step int64) {
 	}
 	per := len(h.state) / h.rows
 	for r := range h.rows {
-		at := r * denseWidth
-		h.rule.Update(h.weights[at:at+denseWidth], h.state[r*per:(r+1)*per], h.grads[at:at+denseWidth], lr)
+		at := r * dense.Width
+		h.rule.Update(h.weights[at:at+dense.Width], h.state[r*per:(r+1)*per], h.grads[at:at+dense.Width], lr)
 	}
 }
 
@@ -315,7 +316,7 @@ func (h *hybrid) tensors() (out []state.Tensor) {
 		return nil
 	}
 	return []state.Tensor{
-		{Kind: state.Weights, Name: "trainers", Shape: []int{h.rows, denseWidth}, Values: slices.Clone(h.weights)},
+		{Kind: state.Weights, Name: "trainers", Shape: []int{h.rows, dense.Width}, Values: slices.Clone(h.weights)},
 		{Kind: state.OptimizerState, Name: "trainers", Shape: []int{len(h.state)}, Values: slices.Clone(h.state)},
 	}
 }

@@ -107,8 +107,8 @@ func TestTrainersAverage(t *testing.T) {
 		if i > 0 && equalBits(j.hybrid.state, jobs[0].hybrid.state) {
 			t.Errorf("ranks 0 and %d have the same optimizer state: did they train on the same data?", i)
 		}
-		if j.layout.rows != 0 {
-			t.Errorf("%d rows of dense weights are at the servers", j.layout.rows)
+		if j.layout.Rows != 0 {
+			t.Errorf("%d rows of dense weights are at the servers", j.layout.Rows)
 		}
 	}
 	alone := newLocal(t)

@@ -28,10 +28,10 @@ func placed(steps int64, p ...ParameterConfig) Config {
 func denseOf(t testing.TB, j *Job) []float32 {
 	t.Helper()
 	w := j.newWork()
-	if err := j.tables.Pull(t.Context(), j.layout.segments(nil, w.delta)); err != nil {
+	if err := j.tables.Pull(t.Context(), j.layout.Segments(nil, w.delta)); err != nil {
 		t.Fatal(err)
 	}
-	j.layout.weights(w.flat, w.delta)
+	j.layout.Weights(w.flat, w.delta)
 	return w.flat
 }
 
@@ -59,16 +59,16 @@ func TestWhereWeightsAreInitialized(t *testing.T) {
 			}
 			first := denseOf(t, j)
 			seeded := make([]float32, len(first))
-			models.Initial(seeded, j.layout.params, cfg.Seed)
+			models.Initial(seeded, j.layout.Params, cfg.Seed)
 			if got := slices.Equal(first, seeded); got != tc.same {
 				t.Errorf("the first weights are those of the seed: %v, want %v", got, tc.same)
 			}
-			for i, p := range j.layout.params {
+			for i, p := range j.layout.Params {
 				limit, some := float32(0), false
 				if p.FanIn+p.FanOut > 0 {
 					limit = float32(math.Sqrt(6 / float64(p.FanIn+p.FanOut)))
 				}
-				for _, v := range first[j.layout.places[i]:][:p.Size()] {
+				for _, v := range first[j.layout.Offsets[i]:][:p.Size()] {
 					if v < -limit || v > limit {
 						t.Fatalf("%s has a weight of %v, want within ±%v", p.Name, v, limit)
 					}
@@ -135,7 +135,7 @@ func TestOneWorkersWeightsWin(t *testing.T) {
 		got[0] = denseOf(t, j)
 		all.Wait()
 		seeded := make([]float32, len(got[0]))
-		models.Initial(seeded, j.layout.params, 7)
+		models.Initial(seeded, j.layout.Params, 7)
 		if !slices.Equal(got[0], seeded) {
 			t.Fatal("the first weights are not those of the trainer 0 that finished")
 		}
@@ -291,7 +291,7 @@ func TestTablesOfOneParameter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	segs := j.layout.segments(nil, j.newWork().delta)
+	segs := j.layout.Segments(nil, j.newWork().delta)
 	j.setRates(segs, 5)
 	for _, s := range segs {
 		if s.LR == 0 || s.LR != segs[0].LR {
@@ -303,8 +303,8 @@ func TestTablesOfOneParameter(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := denseOf(t, j)
-	for i, p := range j.layout.params {
-		if from, n := j.layout.places[i], p.Size(); slices.Equal(first[from:from+n], last[from:from+n]) {
+	for i, p := range j.layout.Params {
+		if from, n := j.layout.Offsets[i], p.Size(); slices.Equal(first[from:from+n], last[from:from+n]) {
 			t.Errorf("%s has not moved", p.Name)
 		}
 	}

@@ -12,10 +12,12 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/pool"
+	"github.com/rowraft/rowraft/trainer/ramp"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -31,10 +33,10 @@ type Job struct {
 	shape    data.Shape
 	model    models.Model
 	accel    *accel.Report
-	layout   *denseLayout
+	layout   *dense.Layout
 	hybrid   *hybrid // nil if the trainers keep no weights
 	mode     syncMode
-	ramp     *ramp
+	ramp     *ramp.Ramp
 	progress *progress // nil if the trainers of the job count no pushes
 	steps    int64     // the run ends after this many steps; 0: at the end of the data
 	whole    int64     // steps that read all of the data if no other trainer joins; 0: unknown
@@ -110,7 +112,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 	}
 	j.ramp = newRamp(&j.cfg, j.splits == nil || j.hybrid != nil)
 	if cfg.member != nil {
-		j.ramp.reached(cfg.member.Steps)
+		j.ramp.Reached(cfg.member.Steps)
 	}
 	if j.pushes.ID != 0 {
 		j.progress = &progress{tables: j.tables, table: j.pushes.ID, patience: j.cfg.Patience, ramp: j.ramp,
@@ -133,7 +135,7 @@ func (j *Job) openModel() error {
 		return err
 	}
 	j.model = model
-	if j.layout, err = newDenseLayout(&j.cfg, model.Params()); err != nil {
+	if j.layout, err = j.cfg.newLayout(model.Params()); err != nil {
 		return err
 	}
 	j.hybrid, err = newHybrid(j)
@@ -163,14 +165,14 @@ func (j *Job) openTables(ctx context.Context) error {
 		}
 		*places[strings.TrimPrefix(s.Name, j.cfg.Job)] = have
 	}
-	if err := j.layout.open(ctx, j.tables, j.dense, j.cfg.Patience); err != nil {
+	if err := j.layout.Open(ctx, j.tables, j.dense, j.cfg.Patience); err != nil {
 		return err
 	}
-	first := initializer{
-		layout: j.layout, tables: j.tables, job: j.cfg.Job, seed: j.cfg.Seed, note: j.report.Note,
-		writes: j.cfg.rank() == 0 || j.cfg.member != nil && j.cfg.member.First, patience: j.cfg.Patience,
+	first := dense.Initializer{
+		Layout: j.layout, Tables: j.tables, Table: j.cfg.Job + tables.DenseSuffix, Seed: j.cfg.Seed, Note: j.report.Note,
+		Writes: j.cfg.rank() == 0 || j.cfg.member != nil && j.cfg.member.First, Patience: j.cfg.Patience,
 	}
-	if err := first.run(ctx); err != nil {
+	if err := first.Run(ctx); err != nil {
 		return err
 	}
 	if !j.cfg.Audit {
@@ -356,7 +358,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 	if j.steps > 0 && src.count() >= j.steps || j.mode.Done() {
 		return io.EOF
 	}
-	j.ramp.reached(src.count())
+	j.ramp.Reached(src.count())
 	if err := src.next(w); err != nil {
 		if errors.Is(err, data.ErrNoneYet) {
 			j.windows.Close(false)
@@ -378,12 +380,12 @@ func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error)
 		for i := range segs {
 			segs[i].Reuse = j.cfg.Cache.reuse(j.ramp, w.Step)
 		}
-		w.Segs = j.layout.segments(segs, w.delta)
+		w.Segs = j.layout.Segments(segs, w.delta)
 		w.Segs = j.progress.with(w.Segs, w.pushes[:])
 	}
 	for {
 		err := j.pullOnce(ctx, w)
-		j.ramp.reached(int64(w.pushes[0]))
+		j.ramp.Reached(int64(w.pushes[0]))
 		if err != mode.ErrBoundary {
 			return err
 		}
@@ -419,7 +421,7 @@ func (j *Job) compute(w *work) (push bool, err error) {
 		return false, err
 	}
 	j.mode.Refresh(&w.Batch)
-	j.layout.weights(w.flat, w.delta)
+	j.layout.Weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
 	w.pooled.Gather(j.fields, w.data, w.batch.Fields)
 	if err := j.model.Step(&w.batch, w.flat, &w.result); err != nil {
@@ -455,7 +457,7 @@ func (j *Job) compute(w *work) (push bool, err error) {
 		predictions = nil
 	}
 	j.windows.Add(predictions, w.batch.Labels[:len(w.result.Predictions)], w.result.Loss)
-	j.layout.gradients(w.denseGrads, w.result.ParamGrads)
+	j.layout.Gradients(w.denseGrads, w.result.ParamGrads)
 	j.emit(report.EventStep, nil)
 	return true, nil
 }

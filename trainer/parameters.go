@@ -5,7 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // The process that computes the initial values of a dense weight.
@@ -93,4 +96,33 @@ func (c *Config) checkParameters(params []models.Param) error {
 		}
 	}
 	return nil
+}
+
+// newLayout returns the layout of the dense weights of a model with these parameters.
+func (c *Config) newLayout(params []models.Param) (*dense.Layout, error) {
+	if err := c.checkParameters(params); err != nil {
+		return nil, err
+	}
+	places := make([]dense.Place, len(params))
+	for i, p := range params {
+		switch conf := c.parameter(p.Name); {
+		case conf.Placement == PlaceTrainers:
+			places[i] = dense.Kept
+		case conf.Init == InitServer:
+			places[i] = dense.Served
+		case conf.Init == InitWorker:
+			places[i] = dense.Written
+		default:
+			if err := c.Dense.fitsDifferences(p.Name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	like := rowraft.Schema{Name: c.Job + tables.DenseSuffix, Kind: rowraft.Dense, Dim: dense.Width}
+	like.Optimizer, _ = c.Dense.optimizer()
+	_ = c.Dense.policies(&like)
+	if c.Mode == Geo {
+		like.Optimizer = rowraft.Optimizer{Kind: rowraft.Add}
+	}
+	return dense.New(params, places, c.Seed, like)
 }

@@ -34,7 +34,7 @@ func newPipeline(j *Job, pushes context.Context, src feed) *pipeline {
 }
 
 // limit returns how many items there should be: as many as batches may be under way, but at least one.
-func (p *pipeline) limit() int { return max(p.j.ramp.limit(cap(p.free)), 1) }
+func (p *pipeline) limit() int { return max(p.j.ramp.Limit(cap(p.free)), 1) }
 
 // grow makes items up to the limit.
 func (p *pipeline) grow() {

@@ -17,7 +17,7 @@ func (j *Job) push(ctx context.Context, w *work) error {
 		w.Segs = w.Segs[:0]
 		return j.mode.Push(ctx, &w.Batch)
 	}
-	w.Segs = j.layout.segments(j.rowSegments(w, w.pooled.Grads), w.denseGrads)
+	w.Segs = j.layout.Segments(j.rowSegments(w, w.pooled.Grads), w.denseGrads)
 	if j.cfg.Audit {
 		w.Segs = append(w.Segs, tables.Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys,
 			Values: j.auditGrads})
@@ -59,7 +59,7 @@ func (j *Job) idleStep(w *work) (push bool, err error) {
 func (j *Job) emit(kind string, change func(*report.Event)) {
 	seconds := time.Since(j.started).Seconds()
 	planned := j.steps
-	if planned == 0 && j.ramp.alone() {
+	if planned == 0 && j.ramp.Alone() {
 		planned = j.whole
 	}
 	j.report.Emit(kind, &report.Event{

@@ -13,30 +13,6 @@ import (
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
-// One more batch may be under way after every hundred: first one for each trainer by rank, then the second ones.
-func TestRampLimits(t *testing.T) {
-	for _, tc := range []struct {
-		rank, trainers int
-		together       bool
-		batches        int64
-		want           int
-	}{
-		{0, 1, false, 0, 1}, {0, 1, false, 99, 1}, {0, 1, false, 100, 2}, {0, 1, false, 299, 3}, {0, 1, false, 900, 4},
-		{0, 4, false, 0, 1}, {1, 4, false, 99, 0}, {1, 4, false, 100, 1}, {3, 4, false, 299, 0}, {3, 4, false, 300, 1},
-		{0, 4, false, 399, 1}, {0, 4, false, 400, 2}, {1, 4, false, 400, 1}, {3, 4, false, 1500, 4},
-		{3, 4, true, 0, 1}, {3, 4, true, 700, 2},
-	} {
-		r := &ramp{every: 100, together: tc.together}
-		r.turn.Store(&turn{tc.rank, tc.trainers})
-		r.reached(tc.batches)
-		r.reached(tc.batches - 1) // of a slower read
-		if got := r.limit(4); got != tc.want {
-			t.Errorf("trainer %d of %d, together %v, after %d batches: %d, want %d", tc.rank, tc.trainers, tc.together,
-				tc.batches, got, tc.want)
-		}
-	}
-}
-
 // underWay counts the batches of all trainers between their pull and the end of their push.
 type underWay struct {
 	t     *testing.T
@@ -140,6 +116,14 @@ func TestRampKeepsQuality(t *testing.T) {
 	}
 }
 
+// takeTurns gives j the ramp of a trainer whose data is handed out in splits.
+func takeTurns(j *Job) {
+	j.ramp = newRamp(&j.cfg, false)
+	if j.progress != nil {
+		j.progress.ramp = j.ramp
+	}
+}
+
 // A trainer whose turn has not come begins when those before it have left, and when they make no progress for a lease.
 func TestAWaitingTrainerBeginsWithoutTheOthers(t *testing.T) {
 	waits := func(members []int) (polls int) {
@@ -147,8 +131,8 @@ func TestAWaitingTrainerBeginsWithoutTheOthers(t *testing.T) {
 			cfg, rank := tinyConfig(10, 0), 1
 			cfg.Mode, cfg.Trainers, cfg.Rank, cfg.rampEvery, cfg.Lease = Async, 2, &rank, 100, time.Second
 			j := newJob(t, cfg, newLocal(t), nil)
-			j.ramp.together = false
-			j.ramp.members(members, rank)
+			takeTurns(j)
+			j.ramp.Members(members, rank)
 			f := &rampFeed{j: j, ctx: t.Context()}
 			for f.wait() != nil {
 				polls++
@@ -161,27 +145,6 @@ func TestAWaitingTrainerBeginsWithoutTheOthers(t *testing.T) {
 	}
 	if polls := waits([]int{0, 1}); polls != int(time.Second/rampPoll)+1 {
 		t.Errorf("it began after %d polls of %v, want a lease of 1 s", polls, rampPoll)
-	}
-}
-
-// When trainers join and leave, those that train now share the places: the first goes on with one batch of two, and a
-// trainer behind one that has left gets its turn.
-func TestRampFollowsTheMembers(t *testing.T) {
-	cfg := tinyConfig(0, 2)
-	cfg.Mode, cfg.rampEvery = Async, 100
-	r := newRamp(&cfg, false)
-	r.reached(199)
-	for _, tc := range []struct {
-		ranks      []int
-		rank, want int
-		alone      bool
-	}{{[]int{0}, 0, 2, true}, {[]int{0, 1}, 0, 1, false}, {[]int{0, 1, 2}, 2, 0, false}, {[]int{0, 2}, 2, 1, false},
-		{nil, 2, 1, false}, {[]int{2}, 2, 2, true}} {
-		r.members(tc.ranks, tc.rank)
-		if got := r.limit(4); got != tc.want || r.alone() != tc.alone {
-			t.Errorf("rank %d of %v: %d batches, alone %v; want %d, %v", tc.rank, tc.ranks, got, r.alone(), tc.want,
-				tc.alone)
-		}
 	}
 }
 
@@ -213,7 +176,7 @@ func (l *joinedBy) Push(ctx context.Context, segs []tables.Segment) error {
 	defer l.mu.Unlock()
 	l.now--
 	if l.pushed++; l.pushed == 10 {
-		l.j.ramp.members([]int{0, 1, 2}, 0)
+		l.j.ramp.Members([]int{0, 1, 2}, 0)
 	}
 	return l.Tables.Push(ctx, segs)
 }
@@ -226,7 +189,7 @@ func TestBatchesUnderWayFollowTheMembers(t *testing.T) {
 	cfg.Evaluate = &no
 	l := &joinedBy{Tables: newLocal(t)}
 	l.j = newJob(t, cfg, l, nil)
-	l.j.ramp.reached(5999)
+	l.j.ramp.Reached(5999)
 	l.now = 0 // without the pulls of the start
 	if _, err := l.j.Run(t.Context()); err != nil {
 		t.Fatal(err)
@@ -241,7 +204,7 @@ func TestTheRampIsOfTheJob(t *testing.T) {
 	for _, mode := range []string{Async, Sync, SSP} {
 		cfg := tinyConfig(10, 2)
 		cfg.Mode, cfg.rampEvery, cfg.member = mode, 100, &jobs.Member{Steps: 300}
-		if got := newJob(t, cfg, newLocal(t), nil).ramp.limit(4); got != 4 {
+		if got := newJob(t, cfg, newLocal(t), nil).ramp.Limit(4); got != 4 {
 			t.Errorf("mode %s, after 300 batches of earlier workers: %d batches may be under way, want 4", mode, got)
 		}
 	}
@@ -249,7 +212,7 @@ func TestTheRampIsOfTheJob(t *testing.T) {
 	cfg.Mode, cfg.rampEvery = Sync, 100
 	j := newJob(t, cfg, newLocal(t), nil)
 	joinAt(j, 301)
-	if got := j.ramp.limit(4); got != 4 {
+	if got := j.ramp.Limit(4); got != 4 {
 		t.Errorf("at step 301 of the job: %d batches may be under way, want 4", got)
 	}
 }

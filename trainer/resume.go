@@ -104,10 +104,10 @@ func (j *Job) state(ended bool) *state.State {
 		s.Positions = nil
 	}
 	at := 0
-	for i, p := range j.layout.params {
-		n := j.layout.sizes[i]
+	for _, p := range j.layout.Params {
+		n := p.Size()
 		s.Tensors = append(s.Tensors, state.Tensor{Kind: state.InitialWeights, Name: p.Name, Shape: p.Shape,
-			Values: j.layout.initial[at : at+n]})
+			Values: j.layout.Initial[at : at+n]})
 		at += n
 	}
 	s.Tensors = append(s.Tensors, j.hybrid.tensors()...)
@@ -133,8 +133,8 @@ func (j *Job) Resume(s *state.State) error {
 		s.Positions[0].Shares != s.Trainers) {
 		return invalid("the state has positions in another share of the data: %v", s.Positions)
 	}
-	initial := make([]float32, 0, len(j.layout.initial))
-	for _, p := range j.layout.params {
+	initial := make([]float32, 0, len(j.layout.Initial))
+	for _, p := range j.layout.Params {
 		i := slices.IndexFunc(s.Tensors,
 			func(t state.Tensor) bool { return t.Kind == state.InitialWeights && t.Name == p.Name })
 		if i < 0 || !slices.Equal(s.Tensors[i].Shape, p.Shape) {
@@ -146,10 +146,10 @@ func (j *Job) Resume(s *state.State) error {
 	if err != nil {
 		return err
 	}
-	if len(s.Tensors) != len(j.layout.params)+kept {
-		return invalid("the state has %d tensors, the model %d", len(s.Tensors), len(j.layout.params)+kept)
+	if len(s.Tensors) != len(j.layout.Params)+kept {
+		return invalid("the state has %d tensors, the model %d", len(s.Tensors), len(j.layout.Params)+kept)
 	}
-	j.layout.initial = initial
+	j.layout.Initial = initial
 	if j.splits == nil {
 		j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset, resumePlace(s.Place)}
 	}

@@ -92,8 +92,8 @@ func TestDenseWeightsAreThoseOfTheState(t *testing.T) {
 	if err := j.Resume(s); err != nil {
 		t.Fatal(err)
 	}
-	if j.layout.initial[0] != 42 {
-		t.Errorf("the first weight is %v, the state has 42", j.layout.initial[0])
+	if j.layout.Initial[0] != 42 {
+		t.Errorf("the first weight is %v, the state has 42", j.layout.Initial[0])
 	}
 }
 

@@ -133,7 +133,7 @@ func (j *Job) setRates(segs []tables.Segment, step int64) {
 		switch id := segs[i].Table; {
 		case slices.ContainsFunc(j.fields.Tables, func(s rowraft.Schema) bool { return s.ID == id }):
 			segs[i].LR = j.cfg.Embeddings.Schedule.Rate(j.cfg.Embeddings.LR, step)
-		case j.layout.has(id):
+		case j.layout.Has(id):
 			segs[i].LR = j.cfg.Dense.Schedule.Rate(j.cfg.Dense.LR, step)
 		}
 	}

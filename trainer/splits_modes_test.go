@@ -144,7 +144,7 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*rep
 			}
 			j.cfg.member = nil
 			j.splits = member.NewSplits(j.set, hand{d, rank}, d.plan, cfg.usesSteps())
-			j.ramp.together = cfg.Mode != Async
+			takeTurns(j)
 			if results[rank], err = j.Run(t.Context()); err != nil {
 				t.Error(err)
 			}

@@ -80,8 +80,8 @@ func (j *Job) geoOptions() mode.GeoOptions {
 		add(s, optimizer, share, c.Geo.rows())
 	}
 	optimizer, _ = c.Dense.optimizer()
-	for i := range j.layout.tables {
-		add(j.layout.tables[i].schema, optimizer, share, 0)
+	for _, s := range j.layout.Schemas() {
+		add(*s, optimizer, share, 0)
 	}
 	if c.Audit { // a share of 1, because it counts batches
 		add(j.audit, auditOptimizer, 1, 0)

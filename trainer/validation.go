@@ -37,7 +37,7 @@ func (j *Job) openValidation(ctx context.Context) {
 // validate scores the held-out examples if an epoch has ended or enough examples were trained, and reports the result.
 func (j *Job) validate(epochEnded bool) error {
 	v := &j.validation
-	if v.score == nil || !j.ramp.leads() || j.examples == v.at || !epochEnded && j.examples-v.at < v.every {
+	if v.score == nil || !j.ramp.Leads() || j.examples == v.at || !epochEnded && j.examples-v.at < v.every {
 		return nil
 	}
 	v.at = j.examples

@@ -99,7 +99,7 @@ func TestValidationAfterTrainer0HasLeft(t *testing.T) {
 		if e.Event == report.EventValidation {
 			scores++
 		} else if e.Step == 18 { // in the second of three epochs of 12 steps
-			j.ramp.members([]int{1}, rank)
+			j.ramp.Members([]int{1}, rank)
 		}
 	})
 	if _, err := j.Run(t.Context()); err != nil || scores < 1 || scores > 2 {
