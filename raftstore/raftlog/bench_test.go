@@ -25,7 +25,7 @@ func cpuSeconds() float64 {
 // BenchmarkAppend appends entries from several groups at the same time. Each group cuts its log every 64 MiB.
 func BenchmarkAppend(b *testing.B) {
 	for _, groups := range []int{1, 4, 16, 64} {
-		for _, kib := range []int{64, 512} {
+		for _, kib := range []int{8, 64, 512} {
 			b.Run(fmt.Sprintf("groups=%d/kib=%d", groups, kib), func(b *testing.B) {
 				logs, syncs := benchLogs(b, groups)
 				data := make([]byte, kib<<10)

@@ -48,7 +48,7 @@ type headPlace struct {
 }
 
 // smallEntry is the size up to which data are copied into buf. Larger data are written separately.
-const smallEntry = 16 << 10
+const smallEntry = 2 << 10
 
 // keptBuf is the size up to which buf is kept for the next change.
 const keptBuf = 32 << 10
