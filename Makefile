@@ -126,7 +126,7 @@ three-roles: ## the scripts of examples/three-roles, each on a cluster of its ow
 	GOEXPERIMENT=$(SIMD) $(GOTEST) -count=1 -v -run 'TestThreeRoleScripts' ./e2e
 
 .PHONY: documents
-documents: ## README.md and docs/getting-started.md, command by command, in one shell each: 1 minute
+documents: ## README.md, docs/getting-started.md and docs/tutorial.md, command by command, in one shell each: 1 minute
 	GOEXPERIMENT=$(SIMD) $(GOTEST) -count=1 -v -run 'TestDocuments' ./e2e
 
 .PHONY: build-faults

@@ -50,23 +50,26 @@ func snippetsOf(name, text string) (out []snippet) {
 	return out
 }
 
-// TestDocuments runs every command of the README and of docs/getting-started.md as written, each document in one
-// shell, with other ports and fewer steps of the demo. Programs are saved where the document says, and what a document
-// says that commands print is compared.
+// TestDocuments runs every command of the README and of docs/getting-started.md in the repository, and those of
+// docs/tutorial.md in an empty folder, as written, each document in one shell, with other ports and fewer steps of the
+// demo. Programs are saved where the document says, and what a document says that commands print is compared.
 func TestDocuments(t *testing.T) {
 	needBinaries(t)
 	beforeRelease(t)
-	dev := filepath.Join(root, "rowraft-dev")
-	if _, err := os.Stat(dev); err == nil {
-		t.Skipf("%s is in use", dev)
+	if exists(filepath.Join(root, "rowraft-dev")) {
+		t.Skipf("%s is in use", filepath.Join(root, "rowraft-dev"))
 	}
-	for _, name := range []string{"README.md", "docs/getting-started.md"} {
+	for _, name := range []string{"README.md", "docs/getting-started.md", "docs/tutorial.md"} {
 		t.Run(filepath.Base(name), func(t *testing.T) {
+			dir := root
+			if name == "docs/tutorial.md" {
+				dir = t.TempDir()
+			}
 			snippets := snippetsOf(name, string(mustRead(t, filepath.Join(root, name))))
 			if len(snippets) < 2 {
 				t.Fatalf("%d snippets", len(snippets))
 			}
-			if code, out := runDocument(t, dev, snippets); code != 0 {
+			if code, out := runDocument(t, dir, snippets); code != 0 {
 				t.Errorf("exit code %d:\n%s", code, out)
 			} else if err := checkPrinted(snippets, out); err != nil {
 				t.Errorf("%v:\n%s", err, out)
@@ -99,8 +102,9 @@ func TestABrokenDocumentFails(t *testing.T) {
 	}
 }
 
-// runDocument runs the snippets in one shell in the root of the repository. dev is removed at the end.
-func runDocument(t *testing.T, dev string, snippets []snippet) (code int, out string) {
+// runDocument runs the snippets in one shell in dir. At the end it stops the cluster of dir/rowraft-dev, and removes
+// that folder.
+func runDocument(t *testing.T, dir string, snippets []snippet) (code int, out string) {
 	t.Helper()
 	ports := documentPorts(t)
 	script := "set -e -o pipefail\n"
@@ -109,7 +113,7 @@ func runDocument(t *testing.T, dev string, snippets []snippet) (code int, out st
 		case s.info == "":
 			script += fmt.Sprintf("echo '=== %s'\nset -x\n%s{ set +x; } 2>/dev/null\n", s.at, s.text)
 		case s.file != "":
-			path := filepath.Join(root, s.file)
+			path := filepath.Join(dir, s.file)
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -122,13 +126,14 @@ func runDocument(t *testing.T, dev string, snippets []snippet) (code int, out st
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", ports.Replace(script))
-	cmd.Dir = root
-	cmd.Env = append(cli.WithoutFlags(os.Environ()), "STEPS=500") // of `make demo`
+	cmd.Dir = dir
+	cmd.Env = append(cli.WithoutFlags(os.Environ()), "STEPS=500", // of `make demo`
+		"PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
 	raw, err := cmd.CombinedOutput()
-	if strings.HasSuffix(dev, "rowraft-dev") {
+	if dev := filepath.Join(dir, "rowraft-dev"); exists(dev) {
 		stop := exec.Command(filepath.Join(bin, "rowraft"), "dev", "--stop", "--dir", dev)
 		_ = stop.Run() // fails if the document has stopped it
 		if err := os.RemoveAll(dev); err != nil {
@@ -143,6 +148,11 @@ func runDocument(t *testing.T, dev string, snippets []snippet) (code int, out st
 		t.Fatal(err)
 	}
 	return 0, string(raw)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // checkPrinted wants what follows a snippet as ```text in the output.
