@@ -28,7 +28,7 @@ const (
 // concurrent use.
 type Sketch struct {
 	mu      sync.Mutex
-	places  map[id]int32 // where counters has a key
+	keys    map[id]int32 // counter of each key that has one
 	heap    byCount
 	tables  map[rowraft.TableID]*Total
 	began   time.Time     // of the interval since counts were halved; zero: nothing was counted
@@ -113,27 +113,29 @@ func (s *Sketch) totalLocked(table rowraft.TableID) *Total {
 }
 
 func (s *Sketch) addLocked(k id, weight float64) {
-	if at, ok := s.places[k]; ok {
-		s.heap.list[at].Count += weight
-		heap.Fix(&s.heap, int(at))
+	h := &s.heap
+	if c, ok := s.keys[k]; ok {
+		h.counters[c].Count += weight
+		heap.Fix(h, int(h.places[c]))
 		return
 	}
-	if len(s.heap.list) < counters {
-		heap.Push(&s.heap, Count{Table: k.table, Key: k.key, Count: weight})
+	if c := len(h.counters); c < counters {
+		s.keys[k] = int32(c)
+		heap.Push(h, Count{Table: k.table, Key: k.key, Count: weight})
 		return
 	}
-	least := &s.heap.list[0]
-	delete(s.places, id{least.Table, least.Key})
+	c := h.order[0]
+	least := &h.counters[c]
+	delete(s.keys, id{least.Table, least.Key})
 	*least = Count{Table: k.table, Key: k.key, Count: least.Count + weight, Error: least.Count}
-	s.places[k] = 0
-	heap.Fix(&s.heap, 0)
+	s.keys[k] = c
+	heap.Fix(h, 0)
 }
 
 // decayLocked halves the counts for each interval that has passed.
 func (s *Sketch) decayLocked(now time.Time) {
 	if s.began.IsZero() {
-		s.places, s.tables = make(map[id]int32, counters), make(map[rowraft.TableID]*Total)
-		s.heap.places, s.began = s.places, now
+		s.keys, s.tables, s.began = make(map[id]int32, counters), make(map[rowraft.TableID]*Total), now
 		return
 	}
 	n := int(now.Sub(s.began) / halfLife)
@@ -146,9 +148,9 @@ func (s *Sketch) decayLocked(now time.Time) {
 		factor /= 2
 		s.earlier = (s.earlier + halfLife) / 2
 	}
-	for i := range s.heap.list {
-		s.heap.list[i].Count *= factor
-		s.heap.list[i].Error *= factor
+	for i := range s.heap.counters {
+		s.heap.counters[i].Count *= factor
+		s.heap.counters[i].Error *= factor
 	}
 	for _, t := range s.tables {
 		t.Pulled, t.Pushed, t.Weights = t.Pulled*factor, t.Pushed*factor, t.Weights*factor*factor
@@ -171,7 +173,7 @@ func (s *Sketch) View(table rowraft.TableID, limit int) (v View) {
 		}
 	}
 	slices.SortFunc(v.Tables, func(a, b Total) int { return cmp.Compare(a.Table, b.Table) })
-	for _, c := range s.heap.list {
+	for _, c := range s.heap.counters {
 		if c.Count >= 0.5 && (table == 0 || c.Table == table) {
 			v.Keys = append(v.Keys, c)
 		}
@@ -182,8 +184,8 @@ func (s *Sketch) View(table rowraft.TableID, limit int) (v View) {
 		}
 		return cmp.Compare(a.Key, b.Key)
 	})
-	if len(s.heap.list) == counters {
-		v.Floor = s.heap.list[0].Count
+	if len(s.heap.counters) == counters {
+		v.Floor = s.heap.counters[s.heap.order[0]].Count
 	}
 	if len(v.Keys) > limit {
 		v.Floor, v.Keys = max(v.Floor, v.Keys[limit].Count), v.Keys[:limit]
@@ -191,25 +193,28 @@ func (s *Sketch) View(table rowraft.TableID, limit int) (v View) {
 	return v
 }
 
-// byCount is a heap with the lowest count first, which keeps the place of each key.
+// byCount is a heap of counters, the lowest count first. A counter keeps its number, so moving it in the heap changes no
+// map.
 type byCount struct {
-	list   []Count
-	places map[id]int32
+	counters []Count
+	order    []int32 // numbers of the counters, as a heap
+	places   []int32 // place of each counter in order
 }
 
-func (h *byCount) Len() int           { return len(h.list) }
-func (h *byCount) Less(i, j int) bool { return h.list[i].Count < h.list[j].Count }
+func (h *byCount) Len() int { return len(h.order) }
+
+func (h *byCount) Less(i, j int) bool {
+	return h.counters[h.order[i]].Count < h.counters[h.order[j]].Count
+}
 
 func (h *byCount) Swap(i, j int) {
-	h.list[i], h.list[j] = h.list[j], h.list[i]
-	h.places[id{h.list[i].Table, h.list[i].Key}] = int32(i)
-	h.places[id{h.list[j].Table, h.list[j].Key}] = int32(j)
+	h.order[i], h.order[j] = h.order[j], h.order[i]
+	h.places[h.order[i]], h.places[h.order[j]] = int32(i), int32(j)
 }
 
 func (h *byCount) Push(x any) {
-	c := x.(Count)
-	h.places[id{c.Table, c.Key}] = int32(len(h.list))
-	h.list = append(h.list, c)
+	n := int32(len(h.counters))
+	h.counters, h.order, h.places = append(h.counters, x.(Count)), append(h.order, n), append(h.places, n)
 }
 
 func (*byCount) Pop() any { panic("hot: a counter is never removed") }
