@@ -14,8 +14,8 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
-	"github.com/rowraft/rowraft/cmd/rowraft/tablefile"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/tablefile"
 )
 
 // exportFlags are the flags of `table export`.
