@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"strconv"
+
+	"github.com/rowraft/rowraft/trainer/data/zipf"
 )
 
 // GeneratorConfig describes a generated click log.
@@ -47,7 +49,7 @@ func DefaultGenerator() GeneratorConfig {
 // stream and i, so any number of trainers can take their shares without reading the others'. Immutable.
 type Generator struct {
 	cfg   GeneratorConfig
-	zipf  *Zipf
+	zipf  *zipf.Law
 	dense []float64 // v
 }
 
@@ -74,7 +76,7 @@ func NewGenerator(cfg GeneratorConfig) (*Generator, error) {
 	if !(cfg.Head > 0) || math.IsInf(cfg.Head, 0) {
 		return nil, invalid("generator: head %v: want a finite number > 0", cfg.Head)
 	}
-	z, err := NewZipf(cfg.Keys, cfg.Zipf)
+	z, err := zipf.New(cfg.Keys, cfg.Zipf)
 	if err != nil {
 		return nil, fmt.Errorf("generator: %w", err)
 	}
