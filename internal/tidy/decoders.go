@@ -98,6 +98,7 @@ var decoders = map[string]string{
 	"trainer/data.openIdx":                     "trainer/data.FuzzIdx",
 	"trainer/data.openLines":                   "trainer/data.FuzzFile",
 	"trainer/data.splitter.split":              "trainer/data.FuzzSplit",
+	"trainer/exported.parse":                   "trainer/exported.FuzzOpen",
 	"trainer.sameFingerprint":                  "trainer.FuzzFingerprint",
 	"trainer/state.Read":                       "trainer/state.FuzzRead",
 	"trainer/state.reader.header":              "trainer/state.FuzzRead",

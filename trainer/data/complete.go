@@ -15,6 +15,23 @@ func (s *Schema) complete() error {
 	if err := s.completeFormat(); err != nil {
 		return err
 	}
+	return s.completeFeatures()
+}
+
+// Recheck checks a schema that says that it is complete, as [Files.Schema] returns it: one from a file of a model.
+//
+// Errors: CodeInvalidArgument.
+func (s *Schema) Recheck() error {
+	if s.Format != formatCriteo {
+		return s.complete()
+	}
+	no := false // the features of this format are fixed, and here
+	s.Quotes, s.Header, s.Separator = &no, nil, ""
+	return s.completeFeatures()
+}
+
+// completeFeatures is complete without the format.
+func (s *Schema) completeFeatures() error {
 	if s.Separator != "" && !oneByte(s.Separator) {
 		return invalid("separator %q: want one byte, not a newline or quote", s.Separator)
 	}
