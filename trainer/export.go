@@ -40,8 +40,8 @@ func OpenModel(ctx context.Context, cfg Config, t tables.Tables) (*Model, error)
 	return &Model{job: j}, err
 }
 
-// Model returns the model that the job has trained. Call it after Run.
-func (j *Job) Model() *Model { return &Model{job: j, trained: true} }
+// TrainedModel returns the model that j has trained. Call it after Run.
+func TrainedModel(j *Job) *Model { return &Model{job: j, trained: true} }
 
 // noExamples is a data set of which only the schema is known.
 type noExamples struct{ schema *data.Schema }

@@ -85,7 +85,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 	}
 	var err error
 	if j.set = cfg.set; j.set == nil {
-		if j.set, err = cfg.OpenData(); err != nil {
+		if j.set, err = j.cfg.OpenData(); err != nil {
 			return nil, err
 		}
 	}

@@ -29,7 +29,7 @@ func (c *Config) validateModel() error {
 		return invalid("model dim %d: want 1 or more, and rows of at most %d weights", c.Model.Dim, rowraft.MaxDim)
 	case sources > 1:
 		return invalid("data is given more than once: give a file, a stream, images or a generator")
-	case sources == 0:
+	case sources == 0 && c.set == nil:
 		return invalid("no data: give data (file or follow, and schema, or images and labels) or generator")
 	case (d.Images == "") != (d.Labels == "") || (d.HeldImages == "") != (d.HeldLabels == ""):
 		return invalid("data: images and labels must be given together, and one is missing")

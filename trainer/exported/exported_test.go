@@ -107,26 +107,12 @@ func trained(t testing.TB, change func(*trainer.Config)) (*trainer.Job, *tables.
 	return job, to
 }
 
-// scanLocal is the Scan of an Export from tables in this process.
-func scanLocal(from *tables.Local) func(context.Context, []rowraft.Schema,
-	func(int, []rowraft.Key, []float32) error) error {
-	return func(_ context.Context, schemas []rowraft.Schema, rows func(int, []rowraft.Key, []float32) error) error {
-		for i, s := range schemas {
-			err := from.Scan(s.ID, func(keys []rowraft.Key, weights []float32) error { return rows(i, keys, weights) })
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-}
-
 // export writes the model of a job to a new directory.
 func export(t testing.TB, job *trainer.Job, from *tables.Local, most int64) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "model")
-	e := &Export{Model: job.Model(), Source: Source{From: "this process", OneMoment: true}, Scan: scanLocal(from),
-		fileBytes: most}
+	e := FromLocal(from, trainer.TrainedModel(job))
+	e.fileBytes = most
 	if _, err := e.Write(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +171,7 @@ func TestExportPredictsAsItsTables(t *testing.T) {
 				}
 				return
 			}
-			want := predict(t, *job.Model().Config(), from, file)
+			want := predict(t, *trainer.TrainedModel(job).Config(), from, file)
 			if !slices.EqualFunc(got, want, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) ||
 				len(got) != 500 {
 				t.Errorf("%d predictions, %v …; want %d, %v …", len(got), got[:3], len(want), want[:3])
@@ -203,9 +189,9 @@ func TestManyFilesOfATable(t *testing.T) {
 	}
 	// A scan in batches of 4096 rows never fills a file: give it rows one by one.
 	dir := filepath.Join(t.TempDir(), "model")
-	scan := scanLocal(from)
-	e := &Export{Model: job.Model(), fileBytes: 200, Scan: func(ctx context.Context, schemas []rowraft.Schema,
-		rows func(int, []rowraft.Key, []float32) error) error {
+	scan := FromLocal(from, nil).Scan
+	e := &Export{Model: trainer.TrainedModel(job), fileBytes: 200}
+	e.Scan = func(ctx context.Context, schemas []rowraft.Schema, rows func(int, []rowraft.Key, []float32) error) error {
 		return scan(ctx, schemas, func(table int, keys []rowraft.Key, weights []float32) error {
 			dim := schemas[table].Dim
 			for i := range keys {
@@ -215,7 +201,7 @@ func TestManyFilesOfATable(t *testing.T) {
 			}
 			return nil
 		})
-	}}
+	}
 	if _, err := e.Write(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
@@ -237,10 +223,11 @@ func TestAnExportIsCompleteOrAbsent(t *testing.T) {
 	job, from := trained(t, nil)
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "model")
+	scan := FromLocal(from, nil).Scan
 	broken := rowraft.Errorf(rowraft.CodeDeadline, "the server is away")
-	e := &Export{Model: job.Model(), Scan: func(ctx context.Context, schemas []rowraft.Schema,
+	e := &Export{Model: trainer.TrainedModel(job), Scan: func(ctx context.Context, schemas []rowraft.Schema,
 		rows func(int, []rowraft.Key, []float32) error) error {
-		if err := scanLocal(from)(ctx, schemas, rows); err != nil {
+		if err := scan(ctx, schemas, rows); err != nil {
 			return err
 		}
 		return broken
@@ -254,7 +241,7 @@ func TestAnExportIsCompleteOrAbsent(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	e.Scan = scanLocal(from)
+	e.Scan = scan
 	if _, err := e.Write(t.Context(), dir); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
 		t.Errorf("%v, want CodeAlreadyExists", err)
 	}

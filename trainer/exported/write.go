@@ -26,9 +26,9 @@ type Export struct {
 	// tables.
 	Scan func(ctx context.Context, tables []rowraft.Schema, rows func(table int, keys []rowraft.Key,
 		weights []float32) error) error
-	// Saved returns the state of a trainer in the checkpoint that the tables are from, or nil. It is called after Scan,
-	// and so are the tables of Model for dense weights.
-	Saved func() *state.State
+	// Saved is the state of a trainer in the checkpoint that the tables are from, or nil. Write reads dense weights after
+	// Scan.
+	Saved *state.State
 	// Progress is called after each batch with the rows written so far; nil: not.
 	Progress func(rows uint64)
 
@@ -119,11 +119,7 @@ func (e *Export) write(ctx context.Context, disk vfs.FS, dir string) (*Descripti
 	if err := out.commit(ctx, d.Tables); err != nil {
 		return nil, err
 	}
-	var saved *state.State
-	if e.Saved != nil {
-		saved = e.Saved()
-	}
-	params, flat, err := e.Model.Weights(ctx, saved)
+	params, flat, err := e.Model.Weights(ctx, e.Saved)
 	if err != nil {
 		return nil, err
 	}
