@@ -182,7 +182,7 @@ func (s *generated) uniform() float64 { return float64(s.bits()>>11) / (1 << 53)
 
 // Next implements [Source].
 func (s *generated) Next(b *Batch) error {
-	b.clear()
+	b.Reset()
 	b.First = s.number
 	for b.N < len(b.Labels) && (s.share.To < 0 || s.number < s.share.To) {
 		f := s.g.cfg.Categorical
