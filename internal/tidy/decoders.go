@@ -95,6 +95,8 @@ var decoders = map[string]string{
 	"trainer/data.DecodeYAML":                  "trainer.FuzzConfig",
 	"trainer/data.LoadSchema":                  "trainer/data.FuzzFile",
 	"trainer/data.idxFile.head":                "trainer/data.FuzzIdx",
+	"trainer/data/request.Parser.JSON":         "trainer/data/request.FuzzRequest",
+	"trainer/data/request.tokens.string":       "trainer/data/request.FuzzRequest",
 	"trainer/data.openIdx":                     "trainer/data.FuzzIdx",
 	"trainer/data.openLines":                   "trainer/data.FuzzFile",
 	"trainer/data.splitter.split":              "trainer/data.FuzzSplit",

@@ -50,7 +50,7 @@ func (s *Schema) completeFeatures() error {
 	dims := map[string]int{}
 	for i := range s.Categorical {
 		c := &s.Categorical[i]
-		if err := c.complete(i, s.indexed()); err != nil {
+		if err := c.complete(i, s.Indexed()); err != nil {
 			return err
 		}
 		if names[c.Name] {
@@ -72,8 +72,8 @@ func (s *Schema) completeFeatures() error {
 // oneByte reports whether s can separate values.
 func oneByte(s string) bool { return len(s) == 1 && s != "\n" && s != "\"" }
 
-// indexed reports whether features are named by numbers in each line.
-func (s *Schema) indexed() bool { return s.Format == formatLibSVM || s.Format == formatLibFM }
+// Indexed reports whether features are named by numbers in each line.
+func (s *Schema) Indexed() bool { return s.Format == formatLibSVM || s.Format == formatLibFM }
 
 // derived reports whether the header of the first file names the features.
 func (s *Schema) derived() bool {
@@ -93,7 +93,7 @@ func (s *Schema) completeFormat() error {
 		}
 	case formatCriteo:
 		return s.completeCriteo()
-	case formatParquet:
+	case FormatParquet:
 		if s.Separator != "" || s.Header != nil || s.Quotes != nil || s.Trim {
 			return invalid("format parquet has typed columns: remove separator, header, quotes and trim")
 		}
@@ -168,7 +168,7 @@ func (s *Schema) completeLabels() error {
 				s.Labels[0].Name, l.Name, s.Labels[0].Kind, l.Kind)
 		}
 	}
-	if s.indexed() && (len(s.Labels) > 1 || s.Labels[0].Column != (Column{Position: 1})) {
+	if s.Indexed() && (len(s.Labels) > 1 || s.Labels[0].Column != (Column{Position: 1})) {
 		return invalid("format %s has one label, at position 1", s.Format)
 	}
 	return nil
@@ -318,7 +318,7 @@ func (d *Dense) value(x float64) float32 {
 
 // Shape returns the features of an example.
 func (s *Schema) Shape() Shape {
-	shape := Shape{Dense: len(s.Dense), Categorical: len(s.Categorical), Labels: len(s.Labels), Weighted: s.indexed()}
+	shape := Shape{Dense: len(s.Dense), Categorical: len(s.Categorical), Labels: len(s.Labels), Weighted: s.Indexed()}
 	for i := range s.Categorical {
 		shape.Weighted = shape.Weighted || s.Categorical[i].Weights != nil
 	}
