@@ -18,8 +18,8 @@ func TestPredictionsDoNotDependOnTheBatch(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			width := k.RowWidth(dim)
 			widths := []int{width, width, width, width}
-			m, err := k.New(nil, &Config{Batch: batch, Dense: dense, Widths: widths, Dim: dim, Bottom: []int{8}, Top: []int{8, 5},
-				Cross: 2, Items: 2})
+			m, err := k.New(nil, &Config{Batch: batch, Dense: dense, Widths: widths, Dim: dim, Bottom: []int{8},
+				Top: []int{8, 5}, Cross: 2, Items: 2})
 			if err != nil {
 				t.Fatal(err)
 			}
