@@ -138,18 +138,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringSliceVar(&set.Endpoints, "endpoints", nil, "host:port of one or more servers; the others are found")
 	f.BoolVar(&o.local, "local", false, "keep the tables in this process: no cluster, nothing is kept")
 	f.IntVar(&o.localShards, "local-shards", 4, "shards that --local pretends to have")
-	f.StringVar(&o.tls.CA, "cacert", "", "PEM file with the CA of the cluster; with --cert and --key")
-	f.StringVar(&o.tls.Cert, "cert", "", "PEM file with this client's certificate")
-	f.StringVar(&o.tls.Key, "key", "", "PEM file with the key of --cert")
-	f.Func("certs",
-		"directory with ca.pem, client.pem and client.key, as 'rowraft cert lab' makes it; instead of the three above",
-		func(dir string) error {
-			o.tls = rpc.TLSFiles{Cert: filepath.Join(dir, "client.pem"), Key: filepath.Join(dir, "client.key"),
-				CA: filepath.Join(dir, "ca.pem")}
-			return nil
-		})
-	f.BoolVar(&o.insecure, "insecure", false, "talk plaintext, to a cluster that serves loopback addresses only")
-	cli.ExclusiveSecurity(f)
+	o.securityFlags(f)
 	f.StringVar(&o.metrics, "metrics-listen", "", "host:port of /metrics for Prometheus over HTTP, with the same "+
 		"certificates, or without on loopback only; default: none")
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
