@@ -179,7 +179,7 @@ func TestServe(t *testing.T) {
 	s := trainServed(t, strings.Join(c.Endpoints(), ","), "--insecure")
 	before, rows := c.digestOfAll(), c.sameDigests()
 	ports := freePorts(t, 2)
-	const maxAge = 6 * time.Second
+	const maxAge = 8 * time.Second
 	p := spawn(t, "rowraft-trainer", "serve", s.model, "--endpoints", strings.Join(c.Endpoints(), ","), "--insecure",
 		"--listen", ports[0], "--grpc-listen", ports[1], "--max-age", maxAge.String(), "--max-examples", "400")
 	url, web := "http://"+ports[0], &http.Client{}
@@ -256,10 +256,10 @@ func TestServe(t *testing.T) {
 	if err := hot(); err != nil {
 		t.Fatal(err)
 	}
-	c.killAll(c.Servers())
 	away := time.Now()
+	c.killAll(c.Servers())
 	answered = 0
-	for time.Since(away) < maxAge/2 {
+	for time.Since(away) < maxAge/4 { // a copy lasts at least 3/8 of it
 		if err := hot(); err != nil {
 			t.Fatalf("%v after the servers were gone, rows that were there: %v", time.Since(away), err)
 		}

@@ -49,17 +49,40 @@ func (w *worker) run() {
 		if w.chunks, ok = w.s.queue.take(w.chunks[:0], w.s.model.Batch, alone); !ok {
 			return
 		}
-		err := w.score(w.chunks, w.patience(w.chunks))
-		if err == nil || len(w.chunks) == 1 {
-			finish(w.chunks, err)
-			continue
+		w.answer(w.chunks)
+	}
+}
+
+// answer computes chunks and ends them. If rows do not come soon, it computes those that need only rows of which there
+// are copies, which may be older than those that are used at other times: a request for a row that no server returns
+// holds up no other. Then it waits for the rest.
+func (w *worker) answer(chunks []chunk) {
+	patience := w.patience(chunks)
+	begun := time.Now()
+	if w.s.away.Load() == nil {
+		err := w.score(chunks, w.s.opt.copyAge()/2, min(patience, soon))
+		if err == nil || !rowraft.CodeOf(err).Retryable() {
+			finish(chunks, err)
+			return
 		}
-		// Some request may need a row that no server returns. The others must not fail with it.
-		for i := range w.chunks {
-			one := w.chunks[i : i+1]
-			finish(one, w.score(one, awayPatience))
+		w.s.askToRenew()
+	}
+	var err error
+	left := chunks[:0]
+	for i := range chunks {
+		one := []chunk{chunks[i]}
+		switch oneErr := w.score(one, w.s.opt.copyAge(), min(patience, awayPatience)); {
+		case oneErr == nil || !rowraft.CodeOf(oneErr).Retryable():
+			finish(one, oneErr)
+		default:
+			left, err = append(left, chunks[i]), oneErr
 		}
 	}
+	patience -= time.Since(begun)
+	if len(left) > 0 && patience > 0 && w.s.away.Load() == nil {
+		err = w.score(left, w.s.opt.copyAge()/2, patience)
+	}
+	finish(left, err)
 }
 
 // finish ends the chunks with a result that is in their calls, or with an error.
@@ -70,12 +93,12 @@ func finish(chunks []chunk, err error) {
 	}
 }
 
-// awayPatience is how long a batch waits for servers that did not answer before.
-const awayPatience = 100 * time.Millisecond
-
-// reserve is how long before its deadline a batch stops to wait for rows: there is time to say why, and to compute each
-// of several requests by itself.
-const reserve = time.Second / 4
+const (
+	soon         = time.Second            // rows of a cluster that works come in a small part of it
+	awayPatience = 100 * time.Millisecond // for rows that did not come soon
+	// reserve is how long before its deadline a batch stops to wait for rows, so that it can report why.
+	reserve = time.Second / 4
+)
 
 // patience returns how long a batch may wait for its rows.
 func (w *worker) patience(chunks []chunk) (longest time.Duration) {
@@ -83,15 +106,11 @@ func (w *worker) patience(chunks []chunk) (longest time.Duration) {
 		deadline, _ := chunks[i].call.ctx.Deadline()
 		longest = max(longest, time.Until(deadline))
 	}
-	longest -= min(reserve, longest/4)
-	if w.s.away.Load() != nil {
-		return min(longest, awayPatience)
-	}
-	return longest
+	return longest - min(reserve, longest/4)
 }
 
-// score writes the scores of chunks to their calls.
-func (w *worker) score(chunks []chunk, patience time.Duration) error {
+// score writes the scores of chunks to their calls. Copies of rows may have copyAge.
+func (w *worker) score(chunks []chunk, copyAge, patience time.Duration) error {
 	m := &w.s.model
 	done := Batch{Requests: len(chunks)}
 	w.data.Reset()
@@ -103,7 +122,7 @@ func (w *worker) score(chunks []chunk, patience time.Duration) error {
 	}
 	w.pooled.Prepare(m.Fields, w.data)
 	begun := time.Now()
-	flat, err := w.pull(patience, &done)
+	flat, err := w.pull(copyAge, patience, &done)
 	if err != nil {
 		return err
 	}
@@ -132,7 +151,7 @@ func (w *worker) score(chunks []chunk, patience time.Duration) error {
 }
 
 // pull gets the rows of the batch and returns the dense weights.
-func (w *worker) pull(patience time.Duration, done *Batch) (flat []float32, err error) {
+func (w *worker) pull(copyAge, patience time.Duration, done *Batch) (flat []float32, err error) {
 	m := &w.s.model
 	w.segs = w.pooled.Segments(m.Fields, w.segs[:0], w.pooled.Weights)
 	done.Rows = tables.CountRows(w.segs)
@@ -141,7 +160,7 @@ func (w *worker) pull(patience time.Duration, done *Batch) (flat []float32, err 
 		w.segs = m.Dense.Segments(w.segs, w.rows)
 	} else {
 		for i := range w.segs {
-			w.segs[i].Reuse = client.Reuse{MaxAge: w.s.opt.copyAge()}
+			w.segs[i].Reuse = client.Reuse{MaxAge: copyAge}
 		}
 	}
 	if len(w.segs) > 0 {
@@ -149,7 +168,6 @@ func (w *worker) pull(patience time.Duration, done *Batch) (flat []float32, err 
 		age, err := w.s.rows.PullAged(ctx, w.segs)
 		cancel()
 		if err != nil {
-			w.s.askToRenew()
 			return nil, pullError(err, done.Rows, patience, w.s.why())
 		}
 		done.Age = age
@@ -170,7 +188,7 @@ func (w *worker) pull(patience time.Duration, done *Batch) (flat []float32, err 
 // before, the cluster is not there for them.
 func pullError(err error, rows int, patience time.Duration, why string) error {
 	switch code := rowraft.CodeOf(err); {
-	case code == rowraft.CodeUnknown, code == rowraft.CodeDeadline && (patience > tryTimeout || why != ""):
+	case code == rowraft.CodeUnknown, code == rowraft.CodeDeadline && (patience >= soon || why != ""):
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the cluster does not answer: pull %d rows: %w", rows, err)
 	}
 	return fmt.Errorf("pull %d rows: %w", rows, err)
