@@ -275,8 +275,8 @@ proto-lint: $(TOOLS)/buf-$(BUF_VERSION) ## buf lint; buf breaking against the la
 # mypy reads the types of numpy and PyTorch in the packages of PYTHON.
 .PHONY: lint-python
 lint-python: $(PYLINT_ENV) ## ruff check, ruff format, mypy --strict
-	$</bin/ruff check --no-cache -q --config python/pyproject.toml python bench examples/pytorch
-	$</bin/ruff format --no-cache -q --config python/pyproject.toml --check python bench examples/pytorch
+	$</bin/ruff check --no-cache -q --config python/pyproject.toml python bench examples/pytorch examples/export
+	$</bin/ruff format --no-cache -q --config python/pyproject.toml --check python bench examples/pytorch examples/export
 	cd python && $</bin/python -m mypy --python-executable $(PYTHON) --cache-dir $(CURDIR)/.cache/mypy
 
 .PHONY: mod-check

@@ -106,6 +106,7 @@ type DataConfig struct {
 	MaxBad        float64 `yaml:"max_bad"` // share of bad lines that is skipped; 0: the first one ends the run
 
 	Unlabelled bool `yaml:"-" json:",omitempty"` // the labels are not read
+	Requests   bool `yaml:"-" json:",omitempty"` // the examples of Described come from requests: see Served
 	NoFit      bool `yaml:"-" json:",omitempty"` // of data.Options
 
 	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File; metrics are per
@@ -195,8 +196,10 @@ func DefaultConfig() Config {
 
 // LoadConfig reads a job from a YAML file over the defaults. Relative paths in the file are relative to its folder.
 // Errors name the unknown key with its file and line. The caller validates the result, because flags may change it.
-func LoadConfig(path string) (Config, error) {
-	c := DefaultConfig()
+func LoadConfig(path string) (Config, error) { return loadConfig(path, DefaultConfig()) }
+
+// loadConfig is LoadConfig over c.
+func loadConfig(path string, c Config) (Config, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return c, invalid("config: %w", err)

@@ -85,7 +85,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 	}
 	var err error
 	if j.set = cfg.set; j.set == nil {
-		if j.set, err = cfg.OpenData(); err != nil {
+		if j.set, err = j.cfg.OpenData(); err != nil {
 			return nil, err
 		}
 	}
@@ -153,7 +153,11 @@ func (j *Job) openTables(ctx context.Context) error {
 	if s, counts := progressSchema(&j.cfg); counts {
 		all = append(all, s)
 	}
+	fixed, exported := j.tables.(tables.Weights)
 	for _, s := range all {
+		if exported && s.Kind == rowraft.Dense {
+			continue
+		}
 		ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 		have, err := j.tables.EnsureTable(ctx, s)
 		cancel()
@@ -164,6 +168,10 @@ func (j *Job) openTables(ctx context.Context) error {
 			return fmt.Errorf("%w%s", err, j.cfg.tableHint(err))
 		}
 		*places[strings.TrimPrefix(s.Name, j.cfg.Job)] = have
+	}
+	if exported {
+		j.hybrid = nil
+		return j.layout.Fix(fixed)
 	}
 	if err := j.layout.Open(ctx, j.tables, j.dense, j.cfg.Patience); err != nil {
 		return err

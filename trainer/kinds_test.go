@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
 )
@@ -43,5 +44,24 @@ func TestKindsLearn(t *testing.T) {
 				t.Errorf("rows have %d weights, want %d", rows.Dim, k.RowWidth(4))
 			}
 		})
+	}
+}
+
+// On a CPU a DLRM is computed by layers, which are several times faster than a graph and give an example the same bits
+// in every batch.
+func TestDLRMOnACPUIsNoGraph(t *testing.T) {
+	for _, choice := range []string{accel.Go, accel.Auto} {
+		backend, report, err := accel.Open(choice)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := DefaultConfig()
+		m, err := cfg.newModel(backend, data.Shape{Dense: 2, Categorical: 3}, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, graph := m.(*models.DLRMGraph); graph != (report.Backend == accel.CUDA) {
+			t.Errorf("accelerator %s, %s: the model is a %T", choice, report.Backend, m)
+		}
 	}
 }

@@ -17,7 +17,8 @@ func (c *Config) validateModel() error {
 	d := &c.Data
 	kind, known := models.Find(c.Model.kind())
 	sources := 0
-	for _, given := range []bool{len(d.File) > 0, d.Follow != "", d.Images != "" || d.Labels != "", c.Generator != nil} {
+	for _, given := range []bool{len(d.File) > 0, d.Follow != "", d.Images != "" || d.Labels != "", c.Generator != nil,
+		d.Requests} {
 		if given {
 			sources++
 		}
@@ -29,7 +30,7 @@ func (c *Config) validateModel() error {
 		return invalid("model dim %d: want 1 or more, and rows of at most %d weights", c.Model.Dim, rowraft.MaxDim)
 	case sources > 1:
 		return invalid("data is given more than once: give a file, a stream, images or a generator")
-	case sources == 0:
+	case sources == 0 && c.set == nil:
 		return invalid("no data: give data (file or follow, and schema, or images and labels) or generator")
 	case (d.Images == "") != (d.Labels == "") || (d.HeldImages == "") != (d.HeldLabels == ""):
 		return invalid("data: images and labels must be given together, and one is missing")
@@ -100,9 +101,13 @@ func (c *Config) newModel(backend *accel.Backend, shape data.Shape, batch int) (
 		loss = models.MSE
 	}
 	kind, _ := models.Find(c.Model.kind())
-	return kind.New(backend, &models.Config{
+	sizes := &models.Config{
 		Batch: batch, Dense: shape.Dense, Widths: widths(newFields(c, shape.Categorical)),
 		Dim: c.Model.Dim, Bottom: c.Model.Bottom, Top: c.Model.Top, Cross: c.Model.cross(), Items: c.Model.Items,
 		Tasks: shape.Labels, Loss: loss, Height: shape.Height, Width: shape.Width, Classes: shape.Classes,
-	})
+	}
+	if backend.Kind == accel.Go && !kind.Images { // layers are faster on a CPU than a graph
+		return kind.New(nil, sizes)
+	}
+	return kind.New(backend, sizes)
 }

@@ -133,14 +133,8 @@ func (j *Job) Resume(s *state.State) error {
 		s.Positions[0].Shares != s.Trainers) {
 		return invalid("the state has positions in another share of the data: %v", s.Positions)
 	}
-	initial := make([]float32, 0, len(j.layout.Initial))
-	for _, p := range j.layout.Params {
-		i := slices.IndexFunc(s.Tensors,
-			func(t state.Tensor) bool { return t.Kind == state.InitialWeights && t.Name == p.Name })
-		if i < 0 || !slices.Equal(s.Tensors[i].Shape, p.Shape) {
-			return invalid("the state has no tensor %s of the shape %v", p.Name, p.Shape)
-		}
-		initial = append(initial, s.Tensors[i].Values...)
+	if err := j.layout.SetInitial(s); err != nil {
+		return err
 	}
 	kept, err := j.hybrid.resume(s)
 	if err != nil {
@@ -149,7 +143,6 @@ func (j *Job) Resume(s *state.State) error {
 	if len(s.Tensors) != len(j.layout.Params)+kept {
 		return invalid("the state has %d tensors, the model %d", len(s.Tensors), len(j.layout.Params)+kept)
 	}
-	j.layout.Initial = initial
 	if j.splits == nil {
 		j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset, resumePlace(s.Place)}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
-	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/data/zipf"
 )
 
 const (
@@ -263,7 +263,7 @@ func (b *cacheBench) batches(skew float64, stream uint64) func() []rowraft.Key {
 	rng := rand.New(rand.NewPCG(b.seed, stream))
 	draw := func() int { return rng.IntN(b.rows) }
 	if skew > 0 {
-		z, err := data.NewZipf(int64(b.rows), skew)
+		z, err := zipf.New(int64(b.rows), skew)
 		if err != nil {
 			panic(err) // rows and skew are in range
 		}

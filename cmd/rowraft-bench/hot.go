@@ -22,7 +22,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
-	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/data/zipf"
 )
 
 // The bars hold at the last of skews.
@@ -155,7 +155,7 @@ func (b *hotBench) draw(skew float64, seed uint64) (func(keys []rowraft.Key), er
 	rng := rand.New(rand.NewPCG(b.cfg.seed, seed))
 	rank := func() uint64 { return rng.Uint64N(uint64(b.cfg.rows)) }
 	if skew > 0 {
-		z, err := data.NewZipf(int64(b.cfg.rows), skew)
+		z, err := zipf.New(int64(b.cfg.rows), skew)
 		if err != nil {
 			return nil, err
 		}

@@ -28,7 +28,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
-	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/data/zipf"
 )
 
 // benchConfig has the flags of a benchmark.
@@ -298,7 +298,7 @@ func benchKey(i int) rowraft.Key { return rowraft.Key(clustermap.Mix64(uint64(i)
 func benchKeys(cfg benchConfig, rng *rand.Rand) ([][]rowraft.Key, error) {
 	draw := func() int { return rng.IntN(cfg.rows) }
 	if cfg.keys == "zipf" {
-		z, err := data.NewZipf(int64(cfg.rows), cfg.zipfS)
+		z, err := zipf.New(int64(cfg.rows), cfg.zipfS)
 		if err != nil {
 			return nil, err
 		}

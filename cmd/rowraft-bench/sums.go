@@ -18,7 +18,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/data/zipf"
 )
 
 const (
@@ -188,7 +188,7 @@ func (b *sumsBench) batches(stream uint64) [][]rowraft.Key {
 	rng := rand.New(rand.NewPCG(b.seed, stream))
 	draw := func() int { return rng.IntN(b.rows) }
 	if b.skew > 0 {
-		z, err := data.NewZipf(int64(b.rows), b.skew)
+		z, err := zipf.New(int64(b.rows), b.skew)
 		if err != nil {
 			panic(err) // rows and skew are in range
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/exported"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -40,13 +41,17 @@ type options struct {
 	noEval          bool
 	generate        bool
 	rank            int
-	mustExist       bool          // all tables must exist: create none
-	predict         bool          // write predictions, with mustExist
-	out             string        // file of the predictions, - for standard output
-	fresh, yes      bool          // delete the job's tables first; do not ask before that
-	vocabCacheSize  int           // rows of the cache
-	waitForTrainers trainerWaiter // nil: this worker only registers
-	notes           io.Writer     // standard error
+	mustExist       bool            // all tables must exist: create none
+	predict         bool            // write predictions, with mustExist
+	out             string          // file of the predictions, - for standard output
+	export          *exportFlags    // write the model to a directory, with mustExist
+	exportTo        string          // directory to which train writes the model
+	from            string          // directory of an exported model, instead of a cluster
+	exported        *exported.Model // that of from
+	fresh, yes      bool            // delete the job's tables first; do not ask before that
+	vocabCacheSize  int             // rows of the cache
+	waitForTrainers trainerWaiter   // nil: this worker only registers
+	notes           io.Writer       // standard error
 	tls             rpc.TLSFiles
 	insecure        bool
 }
@@ -117,6 +122,9 @@ func newJobCommandOf(o *options) *cobra.Command {
 				return err
 			}
 		}
+		if o.export != nil {
+			return o.export.run(cmd.Context(), o, cfg, cmd.OutOrStdout())
+		}
 		err = o.run(cmd.Context(), cfg, cmd.ErrOrStderr())
 		if rowraft.CodeOf(err) == rowraft.CodeTableExists {
 			err = cli.Hint(err, fmt.Sprintf("the tables of job %s keep their shape: "+
@@ -130,18 +138,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringSliceVar(&set.Endpoints, "endpoints", nil, "host:port of one or more servers; the others are found")
 	f.BoolVar(&o.local, "local", false, "keep the tables in this process: no cluster, nothing is kept")
 	f.IntVar(&o.localShards, "local-shards", 4, "shards that --local pretends to have")
-	f.StringVar(&o.tls.CA, "cacert", "", "PEM file with the CA of the cluster; with --cert and --key")
-	f.StringVar(&o.tls.Cert, "cert", "", "PEM file with this client's certificate")
-	f.StringVar(&o.tls.Key, "key", "", "PEM file with the key of --cert")
-	f.Func("certs",
-		"directory with ca.pem, client.pem and client.key, as 'rowraft cert lab' makes it; instead of the three above",
-		func(dir string) error {
-			o.tls = rpc.TLSFiles{Cert: filepath.Join(dir, "client.pem"), Key: filepath.Join(dir, "client.key"),
-				CA: filepath.Join(dir, "ca.pem")}
-			return nil
-		})
-	f.BoolVar(&o.insecure, "insecure", false, "talk plaintext, to a cluster that serves loopback addresses only")
-	cli.ExclusiveSecurity(f)
+	o.securityFlags(f)
 	f.StringVar(&o.metrics, "metrics-listen", "", "host:port of /metrics for Prometheus over HTTP, with the same "+
 		"certificates, or without on loopback only; default: none")
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
@@ -184,8 +181,13 @@ func newJobCommandOf(o *options) *cobra.Command {
 		f.BoolVar(&o.yes, "yes", false, "with --fresh: do not ask")
 		f.StringVar(&o.model, "save-model", "", "file to which this trainer writes the description of the trained model at "+
 			"its end, for evaluate --model; the weights stay in the cluster")
+		f.StringVar(&o.exportTo, "export", "", "directory to which this trainer writes the trained model at its end, as "+
+			"rowraft-trainer export does; it must not exist")
 	} else {
 		f.StringVar(&o.model, "model", "", "file of train --save-model, instead of --config")
+		if o.export == nil {
+			f.StringVar(&o.from, "from", "", "directory of rowraft-trainer export, instead of --config and a cluster")
+		}
 	}
 	f.StringVar(&o.json, "json", "", "write the result as JSON to this file, - for standard output")
 	f.StringVar(&o.progress, "progress", "auto",
@@ -212,6 +214,16 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 		if cfg, err = trainer.LoadModel(o.model); err != nil {
 			return cfg, err
 		}
+	}
+	if o.from != "" {
+		if o.config != "" || o.model != "" {
+			return cfg, cli.Usagef("--from has the model and its weights: remove --config and --model")
+		}
+		var err error
+		if o.exported, err = exported.Open(cmd.Context(), o.from); err != nil {
+			return cfg, err
+		}
+		cfg = o.exported.Config()
 	}
 	given := func(name string) bool { return cmd.Flags().Changed(name) }
 	over(given("job"), &cfg.Job, set.Job)
@@ -278,6 +290,12 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if _, err := os.Stat(filepath.Dir(o.model)); err != nil {
 		return cfg, cli.Usagef("--save-model %s: %w", o.model, err)
 	}
+	if _, err := os.Stat(o.exportTo); o.exportTo != "" && err == nil {
+		return cfg, cli.Usagef("--export %s: it exists; give the name of a new directory", o.exportTo)
+	}
+	if _, err := os.Stat(filepath.Dir(o.exportTo)); err != nil {
+		return cfg, cli.Usagef("--export %s: %w", o.exportTo, err)
+	}
 	if _, err := os.Stat(filepath.Dir(o.out)); err != nil {
 		return cfg, cli.Usagef("--out %s: %w", o.out, err)
 	}
@@ -293,14 +311,18 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if o.yes && !o.fresh {
 		return cfg, cli.Usagef("--yes is for --fresh")
 	}
-	if !o.local && len(cfg.Endpoints) == 0 {
+	offline := o.local || o.exported != nil || o.export != nil && o.export.checkpoint != ""
+	if !offline && len(cfg.Endpoints) == 0 {
 		return cfg, cli.DevHint(cli.Usagef("no cluster: give --endpoints host:port, or --local to train without one"))
 	}
-	if !o.local && o.insecure != o.tls.IsZero() {
+	if !offline && o.insecure != o.tls.IsZero() {
 		return cfg, cli.DevHint(
 			cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback"))
 	}
 	cfg.Average.TLS = o.tls
+	if o.export != nil { // it needs no data
+		return cfg, nil
+	}
 	return cfg, cfg.Validate()
 }
 
@@ -361,6 +383,9 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 			err = fmt.Errorf("--save-model: %w", err)
 		}
 	}
+	if err == nil && o.exportTo != "" && !result.Interrupted {
+		err = o.exportTrained(ctx, job, c)
+	}
 	if err == nil && (result.Interrupted && !result.Stopped || ctx.Err() != nil) {
 		err = cli.ErrInterrupted
 	}
@@ -388,6 +413,9 @@ func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *train
 // connect opens the tables and sets this trainer's rank. The client is nil without a cluster.
 func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tables, *client.Client, error) {
 	dtype, _ := rowraft.ParseDType(cfg.DType) // Validate has checked it
+	if o.exported != nil {
+		return o.exported, nil, nil
+	}
 	if o.local {
 		if cfg.Trainers > 1 {
 			return nil, nil, cli.Usagef("--local with %d trainers: they would not share anything", cfg.Trainers)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
-	"github.com/rowraft/rowraft/cmd/rowraft/tablefile"
+	"github.com/rowraft/rowraft/internal/tablefile"
 	"github.com/rowraft/rowraft/internal/testutil"
 )
 

@@ -12,12 +12,14 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/rowraft/rowraft/internal/certs"
+	_ "github.com/rowraft/rowraft/proto/rowraft/serving/v1"
 )
 
 // methods returns the full names of all calls that servers serve.
 func methods() (out []string) {
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
-		if p := f.Package(); p != "rowraft.v1" && p != "grpc.health.v1" && !strings.HasPrefix(string(p), "grpc.reflection.") {
+		if p := f.Package(); p != "rowraft.v1" && p != "rowraft.serving.v1" && p != "grpc.health.v1" &&
+			!strings.HasPrefix(string(p), "grpc.reflection.") {
 			return true
 		}
 		for i := range f.Services().Len() {

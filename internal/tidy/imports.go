@@ -25,11 +25,12 @@ var tree = map[string]int{
 	"raftstore": 4,
 	"shard":     4,
 
-	"shard/rowstore": 3,
-	"cache":          3,
-	"checkpoint":     3, // and checkpoint/depot
-	"internal/rpc":   3,
-	"internal/route": 3,
+	"shard/rowstore":     3,
+	"cache":              3,
+	"checkpoint":         3, // and checkpoint/depot
+	"internal/rpc":       3,
+	"internal/route":     3,
+	"internal/tablefile": 3,
 
 	"wire":       2,
 	"clustermap": 2,
@@ -131,10 +132,10 @@ var borders = []border{
 		inside:  filesIn(),
 	},
 	{
-		why: "files of other programs' formats are read and written in cmd/rowraft/tablefile and trainer/data: parquet-go " +
+		why: "files of other programs' formats are read and written in internal/tablefile and trainer/data: parquet-go " +
 			"makes a binary 10 MB larger",
 		library: under("github.com/parquet-go"),
-		inside:  filesIn("cmd/rowraft/tablefile", "trainer/data", "internal/parquetguard"),
+		inside:  filesIn("internal/tablefile", "trainer/data", "internal/parquetguard"),
 	},
 	{
 		why:     "hashicorp/raft stays behind raftstore: a group is opaque to its users",
@@ -194,8 +195,6 @@ func mayNotImport(f *File, from int, to string) string {
 		return "" // reported where it lies
 	case top(f.Dir) == "cmd" && top(to) == "e2e":
 		return "" // cmd/rowraft-chaos runs it
-	case f.Test && top(f.Dir) == "e2e" && to == "cmd/rowraft/tablefile":
-		return "" // it reads what the commands write
 	case line == 7 && top(f.Dir) != top(to):
 		return "nobody imports cmd, capi, e2e or bench"
 	case within(f.Dir, "raftstore") && within(to, "shard"):

@@ -15,6 +15,23 @@ func (s *Schema) complete() error {
 	if err := s.completeFormat(); err != nil {
 		return err
 	}
+	return s.completeFeatures()
+}
+
+// Recheck checks a schema that says that it is complete, as [Files.Schema] returns it: one from a file of a model.
+//
+// Errors: CodeInvalidArgument.
+func (s *Schema) Recheck() error {
+	if s.Format != formatCriteo {
+		return s.complete()
+	}
+	no := false // the features of this format are fixed, and here
+	s.Quotes, s.Header, s.Separator = &no, nil, ""
+	return s.completeFeatures()
+}
+
+// completeFeatures is complete without the format.
+func (s *Schema) completeFeatures() error {
 	if s.Separator != "" && !oneByte(s.Separator) {
 		return invalid("separator %q: want one byte, not a newline or quote", s.Separator)
 	}
@@ -33,7 +50,7 @@ func (s *Schema) complete() error {
 	dims := map[string]int{}
 	for i := range s.Categorical {
 		c := &s.Categorical[i]
-		if err := c.complete(i, s.indexed()); err != nil {
+		if err := c.complete(i, s.Indexed()); err != nil {
 			return err
 		}
 		if names[c.Name] {
@@ -55,8 +72,8 @@ func (s *Schema) complete() error {
 // oneByte reports whether s can separate values.
 func oneByte(s string) bool { return len(s) == 1 && s != "\n" && s != "\"" }
 
-// indexed reports whether features are named by numbers in each line.
-func (s *Schema) indexed() bool { return s.Format == formatLibSVM || s.Format == formatLibFM }
+// Indexed reports whether features are named by numbers in each line.
+func (s *Schema) Indexed() bool { return s.Format == formatLibSVM || s.Format == formatLibFM }
 
 // derived reports whether the header of the first file names the features.
 func (s *Schema) derived() bool {
@@ -76,7 +93,7 @@ func (s *Schema) completeFormat() error {
 		}
 	case formatCriteo:
 		return s.completeCriteo()
-	case formatParquet:
+	case FormatParquet:
 		if s.Separator != "" || s.Header != nil || s.Quotes != nil || s.Trim {
 			return invalid("format parquet has typed columns: remove separator, header, quotes and trim")
 		}
@@ -151,7 +168,7 @@ func (s *Schema) completeLabels() error {
 				s.Labels[0].Name, l.Name, s.Labels[0].Kind, l.Kind)
 		}
 	}
-	if s.indexed() && (len(s.Labels) > 1 || s.Labels[0].Column != (Column{Position: 1})) {
+	if s.Indexed() && (len(s.Labels) > 1 || s.Labels[0].Column != (Column{Position: 1})) {
 		return invalid("format %s has one label, at position 1", s.Format)
 	}
 	return nil
@@ -301,7 +318,7 @@ func (d *Dense) value(x float64) float32 {
 
 // Shape returns the features of an example.
 func (s *Schema) Shape() Shape {
-	shape := Shape{Dense: len(s.Dense), Categorical: len(s.Categorical), Labels: len(s.Labels), Weighted: s.indexed()}
+	shape := Shape{Dense: len(s.Dense), Categorical: len(s.Categorical), Labels: len(s.Labels), Weighted: s.Indexed()}
 	for i := range s.Categorical {
 		shape.Weighted = shape.Weighted || s.Categorical[i].Weights != nil
 	}

@@ -54,16 +54,16 @@ type Shape struct {
 // size returns the number of examples that b has room for.
 func (b *Batch) size(s Shape) int { return len(b.Labels) / max(s.Labels, 1) }
 
-// clear makes b empty.
-func (b *Batch) clear() {
+// Reset makes b empty.
+func (b *Batch) Reset() {
 	b.N, b.Read, b.Keys = 0, 0, b.Keys[:0]
 	if b.Weights != nil {
 		b.Weights = b.Weights[:0]
 	}
 }
 
-// copyFrom appends example i of a batch of the same shape to b.
-func (b *Batch) copyFrom(from *Batch, i int, s Shape) {
+// CopyFrom appends example i of a batch of the same shape to b.
+func (b *Batch) CopyFrom(from *Batch, i int, s Shape) {
 	labels, n := max(s.Labels, 1), b.N
 	copy(b.Labels[n*labels:(n+1)*labels], from.Labels[i*labels:])
 	copy(b.Dense[n*s.Dense:(n+1)*s.Dense], from.Dense[i*s.Dense:])

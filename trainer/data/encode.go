@@ -10,8 +10,8 @@ import (
 	"github.com/rowraft/rowraft/trainer/data/number"
 )
 
-// encoder writes the values of examples into batches, as a schema describes them. Not safe for concurrent use.
-type encoder struct {
+// Encoder writes the values of examples into batches, as a schema describes them. Not safe for concurrent use.
+type Encoder struct {
 	schema  *Schema
 	shape   Shape
 	hashers []*Hasher
@@ -19,8 +19,9 @@ type encoder struct {
 	bucket  []byte // scratch
 }
 
-func newEncoder(s *Schema) *encoder {
-	e := &encoder{schema: s, shape: s.Shape()}
+// NewEncoder returns an encoder for a complete schema.
+func NewEncoder(s *Schema) *Encoder {
+	e := &Encoder{schema: s, shape: s.Shape()}
 	for i := range s.Categorical {
 		c := &s.Categorical[i]
 		e.hashers = append(e.hashers, NewHasher(c.hashName()))
@@ -30,7 +31,8 @@ func newEncoder(s *Schema) *encoder {
 	return e
 }
 
-func (e *encoder) missing(value []byte) bool {
+// Missing reports whether a value means that there is none.
+func (e *Encoder) Missing(value []byte) bool {
 	if len(value) == 0 {
 		return true
 	}
@@ -43,7 +45,7 @@ func (e *encoder) missing(value []byte) bool {
 }
 
 // label returns label i.
-func (e *encoder) label(i int, value []byte) (float32, error) {
+func (e *Encoder) label(i int, value []byte) (float32, error) {
 	if e.schema.Unlabelled {
 		return 0, nil
 	}
@@ -54,7 +56,7 @@ func (e *encoder) label(i int, value []byte) (float32, error) {
 		}
 	}
 	switch {
-	case e.missing(value):
+	case e.Missing(value):
 		return 0, fmt.Errorf("%s: the label is missing", l.Column)
 	case l.Kind == KindNumber:
 		x, ok := number.Parse(value)
@@ -73,10 +75,10 @@ func (e *encoder) label(i int, value []byte) (float32, error) {
 	return 0, fmt.Errorf("%s: label %q, expected one of %q or %q", l.Column, value, l.Positive, l.Negative)
 }
 
-// dense returns numeric feature i.
-func (e *encoder) dense(i int, value []byte) (float32, error) {
+// Dense returns numeric feature i.
+func (e *Encoder) Dense(i int, value []byte) (float32, error) {
 	d := &e.schema.Dense[i]
-	if e.missing(value) {
+	if e.Missing(value) {
 		return float32(d.Missing), nil
 	}
 	x, ok := number.Parse(value)
@@ -93,19 +95,19 @@ func errNumber(c Column, value []byte) error {
 	return fmt.Errorf("%s: %q, expected a finite number", c, value)
 }
 
-// categorical appends the keys of feature i to b, and the weights if the feature has some.
-func (e *encoder) categorical(i int, value, weights []byte, b *Batch) error {
+// Categorical appends the keys of feature i to b, and the weights if the feature has some.
+func (e *Encoder) Categorical(i int, value, weights []byte, b *Batch) error {
 	if e.plain[i] {
 		e.add(e.hashers[i].Key(value), 1, b)
 		return nil
 	}
 	c := &e.schema.Categorical[i]
 	if c.Separator == "" {
-		w, err := e.weight(i, weights)
+		w, err := e.Weight(i, weights)
 		if err != nil {
 			return err
 		}
-		return e.one(i, value, w, b)
+		return e.One(i, value, w, b)
 	}
 	first := len(b.Keys)
 	for left, n := value, 0; len(left) > 0; n++ {
@@ -118,26 +120,26 @@ func (e *encoder) categorical(i int, value, weights []byte, b *Batch) error {
 			}
 			weight, weights = cutByte(weights, c.Separator[0])
 		}
-		if e.missing(one) {
+		if e.Missing(one) {
 			continue
 		}
-		w, err := e.weight(i, weight)
+		w, err := e.Weight(i, weight)
 		if err != nil {
 			return err
 		}
-		if err := e.one(i, one, w, b); err != nil {
+		if err := e.One(i, one, w, b); err != nil {
 			return err
 		}
 	}
 	if len(weights) > 0 && c.Weights != nil {
 		return fmt.Errorf("%s: more numbers than %s has values", *c.Weights, c.Column)
 	}
-	e.cut(i, first, b)
+	e.Cut(i, first, b)
 	return nil
 }
 
-// cut keeps the last values of feature i, whose first one is number first of b.
-func (e *encoder) cut(i, first int, b *Batch) {
+// Cut keeps the last values of feature i in b, whose first one is b.Keys[first].
+func (e *Encoder) Cut(i, first int, b *Batch) {
 	most := e.schema.Categorical[i].MaxLength
 	n := len(b.Keys) - first
 	if most == 0 || n <= most {
@@ -159,8 +161,8 @@ func cutByte(b []byte, separator byte) (value, rest []byte) {
 	return b, nil
 }
 
-// weight returns the weight of a value of feature i; 1 if the feature has no weights.
-func (e *encoder) weight(i int, text []byte) (float32, error) {
+// Weight returns the weight of a value of feature i; 1 if the feature has no weights.
+func (e *Encoder) Weight(i int, text []byte) (float32, error) {
 	c := e.schema.Categorical[i].Weights
 	if c == nil {
 		return 1, nil
@@ -172,10 +174,10 @@ func (e *encoder) weight(i int, text []byte) (float32, error) {
 	return 0, errNumber(*c, text)
 }
 
-// one appends the key of one value.
-func (e *encoder) one(i int, value []byte, weight float32, b *Batch) error {
+// One appends the key of one value of feature i.
+func (e *Encoder) One(i int, value []byte, weight float32, b *Batch) error {
 	c := &e.schema.Categorical[i]
-	missing := e.missing(value)
+	missing := e.Missing(value)
 	var key rowraft.Key
 	switch {
 	case c.exact() && missing:
@@ -206,7 +208,17 @@ func (e *encoder) one(i int, value []byte, weight float32, b *Batch) error {
 	return nil
 }
 
-func (e *encoder) add(key rowraft.Key, weight float32, b *Batch) {
+// Index appends the key of an index of feature i of a libsvm or libfm file.
+func (e *Encoder) Index(i int, index uint64, weight float32, b *Batch) {
+	key := rowraft.Key(index)
+	if !e.schema.Categorical[i].exact() {
+		e.bucket = strconv.AppendUint(e.bucket[:0], index, 10)
+		key = e.hashers[i].Key(e.bucket)
+	}
+	e.add(key, weight, b)
+}
+
+func (e *Encoder) add(key rowraft.Key, weight float32, b *Batch) {
 	b.Keys = append(b.Keys, key)
 	if b.Weights != nil {
 		b.Weights = append(b.Weights, weight)

@@ -151,7 +151,7 @@ func (s *Schema) forFile(path string) (*Schema, error) {
 
 // index counts the examples of an input, checks their labels, and stores where they are.
 func (f *Files) index(in *input) error {
-	if f.schema.Format == formatParquet {
+	if f.schema.Format == FormatParquet {
 		return f.indexParquet(in)
 	}
 	r, err := f.openText(in)
@@ -323,7 +323,7 @@ func (f *Files) Held() (Source, error) {
 
 // open opens a reader of an input.
 func (f *Files) open(in *input) (reader, error) {
-	if f.schema.Format == formatParquet {
+	if f.schema.Format == FormatParquet {
 		return openParquet(in, f.schema)
 	}
 	r, err := f.openText(in)
@@ -339,7 +339,7 @@ func (f *Files) openText(in *input) (*textReader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &textReader{in: in, lines: l, parser: lineParser{enc: newEncoder(f.schema), path: in.path, line: &l.line,
+	r := &textReader{in: in, lines: l, parser: lineParser{enc: NewEncoder(f.schema), path: in.path, line: &l.line,
 		columns: in.columns}}
 	start := mark{}
 	first, err := l.next()

@@ -85,6 +85,9 @@ func (s *Schema) Fitted() bool {
 	return slices.ContainsFunc(s.Dense, func(d Dense) bool { return d.fitted() })
 }
 
+// Complete reports whether s needs nothing of the training examples, not even their header.
+func (s *Schema) Complete() bool { return !s.Fitted() && !s.derived() }
+
 // Measured returns mean and standard deviation of the columns that the training examples standardize.
 func (s *Schema) Measured() map[string][2]float64 {
 	out := make(map[string][2]float64)

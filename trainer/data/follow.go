@@ -54,7 +54,7 @@ var usualPace = waits{poll: 50 * time.Millisecond, linger: time.Second / 2, sett
 func OpenFollow(path string, schema *Schema) (*Follow, error) {
 	f := &Follow{path: path, schema: schema, note: func(string) {}, times: usualPace}
 	switch {
-	case schema.Format == formatParquet || schema.derived():
+	case schema.Format == FormatParquet || schema.derived():
 		return nil, invalid("follow %s: a stream has no format parquet, and features only from the schema", path)
 	case schema.Fitted():
 		return nil, invalid("follow %s: standardize needs mean and std, because a stream has no training examples before it",
@@ -147,7 +147,7 @@ func (s *Stream) Place() Place { return s.place }
 // Next implements [Source]. It returns a batch that is not full after half a second; without any example it soon
 // returns [ErrNoneYet]. It returns io.EOF at the end of standard input.
 func (s *Stream) Next(b *Batch) error {
-	b.clear()
+	b.Reset()
 	var first time.Time
 	for size := b.size(s.follow.Shape()); b.N < size; {
 		line, err := s.line()
@@ -237,7 +237,7 @@ func (s *Stream) read(line []byte) (text []byte, isData bool, err error) {
 // newParser finds the columns of a file by its first line.
 func (s *Stream) newParser(first []byte) (*lineParser, error) {
 	line := int64(1)
-	p := &lineParser{enc: newEncoder(s.follow.schema), path: s.file.name, line: &line}
+	p := &lineParser{enc: NewEncoder(s.follow.schema), path: s.file.name, line: &line}
 	return p, p.begin(first)
 }
 

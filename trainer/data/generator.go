@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"strconv"
+
+	"github.com/rowraft/rowraft/trainer/data/zipf"
 )
 
 // GeneratorConfig describes a generated click log.
@@ -47,7 +49,7 @@ func DefaultGenerator() GeneratorConfig {
 // stream and i, so any number of trainers can take their shares without reading the others'. Immutable.
 type Generator struct {
 	cfg   GeneratorConfig
-	zipf  *Zipf
+	zipf  *zipf.Law
 	dense []float64 // v
 }
 
@@ -74,7 +76,7 @@ func NewGenerator(cfg GeneratorConfig) (*Generator, error) {
 	if !(cfg.Head > 0) || math.IsInf(cfg.Head, 0) {
 		return nil, invalid("generator: head %v: want a finite number > 0", cfg.Head)
 	}
-	z, err := NewZipf(cfg.Keys, cfg.Zipf)
+	z, err := zipf.New(cfg.Keys, cfg.Zipf)
 	if err != nil {
 		return nil, fmt.Errorf("generator: %w", err)
 	}
@@ -180,7 +182,7 @@ func (s *generated) uniform() float64 { return float64(s.bits()>>11) / (1 << 53)
 
 // Next implements [Source].
 func (s *generated) Next(b *Batch) error {
-	b.clear()
+	b.Reset()
 	b.First = s.number
 	for b.N < len(b.Labels) && (s.share.To < 0 || s.number < s.share.To) {
 		f := s.g.cfg.Categorical

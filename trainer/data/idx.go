@@ -186,7 +186,7 @@ func (s *imageSource) nextOwn() (image []byte, label byte, number int64, err err
 
 // Next implements [Source].
 func (s *imageSource) Next(b *Batch) error {
-	b.clear()
+	b.Reset()
 	for b.N < len(b.Labels) {
 		image, label, number, err := s.nextOwn()
 		if err == io.EOF {

@@ -23,7 +23,7 @@ const rowsBlock = 8192
 // parquetReader reads the rows of a Parquet file. It implements reader.
 type parquetReader struct {
 	in     *input
-	enc    *encoder
+	enc    *Encoder
 	file   *os.File
 	parsed *parquet.File
 	starts []int64 // first row of each row group, and the number of all
@@ -49,7 +49,7 @@ func (f *Files) indexParquet(in *input) error {
 	b := NewBatch(1, labels.Shape())
 	bad := int64(0)
 	for in.size < rows {
-		b.clear()
+		b.Reset()
 		err := r.read(b)
 		in.size++
 		switch {
@@ -72,7 +72,7 @@ func openParquet(in *input, s *Schema) (_ *parquetReader, err error) {
 	if err != nil {
 		return nil, invalid("data: %w", err)
 	}
-	r := &parquetReader{in: in, enc: newEncoder(s), file: file, starts: []int64{0}}
+	r := &parquetReader{in: in, enc: NewEncoder(s), file: file, starts: []int64{0}}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -320,7 +320,7 @@ func (r *parquetReader) feature(i int, c *parquetColumn, b *Batch, note func(err
 		}
 		text := r.bytes(c, v)
 		if !c.lists && f.Separator != "" && f.Weights == nil {
-			note(r.enc.categorical(i, text, nil, b))
+			note(r.enc.Categorical(i, text, nil, b))
 			return nil
 		}
 		w := float32(1)
@@ -332,7 +332,7 @@ func (r *parquetReader) feature(i int, c *parquetColumn, b *Batch, note func(err
 			w = r.row[at]
 			at++
 		}
-		note(r.enc.one(i, text, w, b))
+		note(r.enc.One(i, text, w, b))
 		return nil
 	})
 	if err != nil {
@@ -341,7 +341,7 @@ func (r *parquetReader) feature(i int, c *parquetColumn, b *Batch, note func(err
 	if at < len(r.row) {
 		note(fmt.Errorf("%s: more numbers than %s has values", *f.Weights, f.Column))
 	}
-	r.enc.cut(i, first, b)
+	r.enc.Cut(i, first, b)
 	return nil
 }
 
@@ -353,7 +353,7 @@ func (r *parquetReader) number32(i int, v parquet.Value) (float32, error) {
 	}
 	switch v.Kind() {
 	case parquet.ByteArray, parquet.FixedLenByteArray:
-		return r.enc.dense(i, v.ByteArray())
+		return r.enc.Dense(i, v.ByteArray())
 	}
 	x, ok := parquetNumber(v)
 	if x != x { // pandas stores a missing number as NaN

@@ -36,7 +36,7 @@ const (
 	formatTSV     = "tsv"
 	formatCriteo  = "criteo"
 	formatInter   = "inter" // of RecBole: tabs, and a header of NAME:TYPE
-	formatParquet = "parquet"
+	FormatParquet = "parquet"
 	formatLibSVM  = "libsvm" // label index:value index:value …
 	formatLibFM   = "libfm"  // the same layout
 )

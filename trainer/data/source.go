@@ -44,7 +44,7 @@ func newSource(f *Files, o *order, share Share) *fileSource {
 
 // Next implements [Source].
 func (s *fileSource) Next(b *Batch) error {
-	b.clear()
+	b.Reset()
 	shape := s.set.Shape()
 	for size := b.size(shape); b.N < size; {
 		if s.share.To >= 0 && s.position >= s.share.To {
@@ -264,7 +264,7 @@ func (s *fileSource) shuffled(b *Batch, shape Shape) error {
 		}
 	}
 	if i := w.slots[w.perm[s.position-w.first]]; i >= 0 {
-		b.copyFrom(w.batch, int(i), shape)
+		b.CopyFrom(w.batch, int(i), shape)
 	}
 	return nil
 }
@@ -290,7 +290,7 @@ func (s *fileSource) fill() error {
 			w.slots[slot] = 0 // it is needed
 		}
 	}
-	w.batch.clear()
+	w.batch.Reset()
 	position := s.position
 	defer func() { s.position = position }()
 	for slot := range w.slots {

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"strconv"
 
-	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data/number"
 )
 
@@ -68,14 +66,9 @@ func (p *lineParser) indexed(line []byte, b *Batch) error {
 			if t.index < c.Indices[0] || t.index > c.Indices[1] {
 				continue
 			}
-			key := rowraft.Key(t.index)
-			if !c.exact() {
-				p.enc.bucket = strconv.AppendUint(p.enc.bucket[:0], t.index, 10)
-				key = p.enc.hashers[i].Key(p.enc.bucket)
-			}
-			p.enc.add(key, t.value, b)
+			p.enc.Index(i, t.index, t.value, b)
 		}
-		p.enc.cut(i, first, b)
+		p.enc.Cut(i, first, b)
 		b.Offsets[n*len(s.Categorical)+i+1] = int32(len(b.Keys))
 	}
 	return nil

@@ -3,12 +3,13 @@ package data
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"slices"
 )
 
 // lineParser parses the lines of one file.
 type lineParser struct {
-	enc     *encoder
+	enc     *Encoder
 	path    string
 	line    *int64 // number of the line last read, for messages
 	columns *columns
@@ -36,7 +37,7 @@ func (p *lineParser) begin(first []byte) error {
 	s := p.enc.schema
 	p.columns = &columns{separator: ','}
 	c := p.columns
-	if s.indexed() {
+	if s.Indexed() {
 		return nil
 	}
 	if s.Separator != "" {
@@ -145,7 +146,7 @@ func (p *lineParser) value(i int) []byte {
 func (p *lineParser) example(line []byte, b *Batch) error {
 	keys := len(b.Keys)
 	var err error
-	if p.enc.schema.indexed() {
+	if p.enc.schema.Indexed() {
 		err = p.indexed(line, b)
 	} else {
 		err = p.delimited(line, b)
@@ -175,7 +176,7 @@ func (p *lineParser) delimited(line []byte, b *Batch) error {
 		}
 	}
 	for i, at := range c.dense {
-		if b.Dense[n*len(c.dense)+i], err = e.dense(i, p.value(at)); err != nil {
+		if b.Dense[n*len(c.dense)+i], err = e.Dense(i, p.value(at)); err != nil {
 			return err
 		}
 	}
@@ -185,7 +186,7 @@ func (p *lineParser) delimited(line []byte, b *Batch) error {
 		if w := c.weight[i]; w >= 0 {
 			weights = p.value(w)
 		}
-		if err := e.categorical(i, p.value(at), weights, b); err != nil {
+		if err := e.Categorical(i, p.value(at), weights, b); err != nil {
 			return err
 		}
 		offsets[i] = int32(len(b.Keys))
@@ -199,7 +200,7 @@ func (p *lineParser) labels(line []byte, dst []float32) (first []byte, err error
 		clear(dst)
 		return nil, nil
 	}
-	if p.enc.schema.indexed() {
+	if p.enc.schema.Indexed() {
 		line, _ = cutByte(line, '#')
 		value, _ := cutSpace(line)
 		dst[0], err = p.enc.label(0, value)
@@ -222,4 +223,46 @@ func (p *lineParser) labels(line []byte, dst []float32) (first []byte, err error
 		return nil, badLine{p.errorf("%v", err)}
 	}
 	return first, nil
+}
+
+// Text parses lines in the format of the schema, with the header if its files have one. most limits the examples.
+//
+// Errors: CodeInvalidArgument, naming example, line, column and value.
+func (e *Encoder) Text(text []byte, most int) (*Batch, error) {
+	l := &lines{path: "text", buf: text, ended: true}
+	r := &textReader{lines: l, parser: lineParser{enc: e, path: l.path, line: &l.line}}
+	first, err := l.next()
+	if err == io.EOF {
+		return nil, invalid("no examples: the text is empty")
+	} else if err == nil {
+		err = r.parser.begin(first)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !r.parser.columns.header {
+		r.first, r.firstOffset, r.firstLine = first, l.offset, l.line
+	}
+	parse := r.parser.delimited
+	if e.schema.Indexed() {
+		parse = r.parser.indexed
+	}
+	b := NewBatch(min(bytes.Count(text, []byte{'\n'})+1, most), e.shape)
+	for {
+		line, err := r.next()
+		switch {
+		case err == io.EOF && b.N == 0:
+			return nil, invalid("no examples: the text has only a header")
+		case err == io.EOF:
+			return b, nil
+		case err != nil:
+			return nil, err
+		case b.N == most:
+			return nil, invalid("more than %d examples", most)
+		}
+		if err := parse(line, b); err != nil {
+			return nil, invalid("example %d, line %d: %w", b.N, l.line, err)
+		}
+		b.N++
+	}
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/state"
 	"github.com/rowraft/rowraft/trainer/tables"
 	"github.com/rowraft/rowraft/trainer/tensor"
 )
@@ -34,11 +36,12 @@ type Layout struct {
 	Params  []models.Param
 	Places  []Place   // of Params
 	Offsets []int     // first weight of each of Params in the flat slice
-	Initial []float32 // flat; zeros where the table has the whole weight
+	Initial []float32 // flat; zeros where the table has the whole weight; after Fix the weights
 	Rows    int       // of all tables
 
 	tensors []*tensor.Tensor // of Params
 	tables  []table
+	fixed   bool
 }
 
 // table is one table, which may have no rows.
@@ -116,6 +119,34 @@ func (l *Layout) Open(ctx context.Context, t tables.Tables, dense rowraft.Schema
 	return nil
 }
 
+// Fix takes the weights from tables that have them as they are, instead of Open. The layout has no rows then.
+func (l *Layout) Fix(from tables.Weights) error {
+	for i, p := range l.Params {
+		values, err := from.Weights(p.Name, p.Shape)
+		if err != nil {
+			return err
+		}
+		copy(l.Initial[l.Offsets[i]:], values)
+	}
+	l.fixed, l.tables, l.Rows = true, make([]table, 1), 0
+	return nil
+}
+
+// SetInitial takes Initial from the state of a trainer, in which another binary may have computed other values.
+//
+// Errors: CodeInvalidArgument if the state is that of another model.
+func (l *Layout) SetInitial(s *state.State) error {
+	for at, p := range l.Params {
+		i := slices.IndexFunc(s.Tensors,
+			func(t state.Tensor) bool { return t.Kind == state.InitialWeights && t.Name == p.Name })
+		if i < 0 || !slices.Equal(s.Tensors[i].Shape, p.Shape) {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "the state has no tensor %s of the shape %v", p.Name, p.Shape)
+		}
+		copy(l.Initial[l.Offsets[at]:], s.Tensors[i].Values)
+	}
+	return nil
+}
+
 // Segments appends the segments of the dense tables; values are the rows of all of them.
 func (l *Layout) Segments(segs []tables.Segment, values []float32) []tables.Segment {
 	for i := range l.tables {
@@ -159,6 +190,10 @@ func (l *Layout) each(f func(param, flat, rows int)) {
 
 // Weights writes Initial + row to flat; rows is the result of a pull.
 func (l *Layout) Weights(flat, rows []float32) {
+	if l.fixed {
+		copy(flat, l.Initial)
+		return
+	}
 	l.each(func(p, at, row int) {
 		for i := range l.Params[p].Size() {
 			flat[at+i] = l.Initial[at+i] + rows[row+i]

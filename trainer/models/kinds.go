@@ -76,7 +76,7 @@ var kinds = map[string]Kind{
 	"dcn":       onCPU(embedding, dcn),
 	"two-tower": onCPU(embedding, twoTower),
 	"dlrm": {RowWidth: embedding, New: func(b compute.Backend, c *Config) (Model, error) {
-		if b == nil || b.Name() == "go" || c.tasks() > 1 || c.Loss == MSE {
+		if b == nil || c.tasks() > 1 || c.Loss == MSE {
 			return newNet(c, dlrm)
 		}
 		return NewDLRMGraph(b, DLRMGraphConfig{Batch: c.Batch, Dense: c.Dense, Categorical: len(c.Widths), Dim: c.Dim,

@@ -31,7 +31,8 @@ func NewCluster(c *client.Client) *Cluster {
 	return &Cluster{client: c, tables: make(map[rowraft.TableID]*client.Table)}
 }
 
-// OpenCluster is NewCluster for existing tables: EnsureTable fails with CodeTableNotFound for others.
+// OpenCluster is NewCluster for existing tables: EnsureTable fails with CodeTableNotFound for others. A certificate of
+// the role reader is enough for it.
 func OpenCluster(c *client.Client) *Cluster {
 	t := NewCluster(c)
 	t.openOnly = true
@@ -40,13 +41,11 @@ func OpenCluster(c *client.Client) *Cluster {
 
 // EnsureTable implements [Tables].
 func (c *Cluster) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Schema, error) {
+	ensure := c.create
 	if c.openOnly {
-		if _, err := c.client.Table(ctx, s.Name); err != nil {
-			return rowraft.Schema{}, err
-		}
+		ensure = c.open
 	}
-	// If the table exists, this compares the shapes.
-	t, err := c.client.CreateTable(ctx, s, true)
+	t, err := ensure(ctx, s)
 	if err != nil {
 		return rowraft.Schema{}, err
 	}
@@ -54,6 +53,25 @@ func (c *Cluster) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Sc
 	c.tables[t.Schema().ID] = t
 	c.mu.Unlock()
 	return t.Schema(), nil
+}
+
+// create returns the table of s, and creates it if there is none.
+func (c *Cluster) create(ctx context.Context, s rowraft.Schema) (*client.Table, error) {
+	return c.client.CreateTable(ctx, s, true)
+}
+
+// open returns the table of s. It calls nothing that a reader may not call.
+func (c *Cluster) open(ctx context.Context, s rowraft.Schema) (*client.Table, error) {
+	t, err := c.client.Table(ctx, s.Name)
+	if err != nil {
+		return nil, err
+	}
+	if have := t.Schema(); !have.SameShape(s) {
+		return nil, rowraft.Errorf(rowraft.CodeTableExists,
+			"table %s exists with another shape: it has dim %d, %s, seed %d; asked for is dim %d, %s, seed %d", s.Name,
+			have.Dim, have.Optimizer.Kind, have.Initializer.Seed, s.Dim, s.Optimizer.Kind, s.Initializer.Seed)
+	}
+	return t, nil
 }
 
 // segments looks up the tables of segs.
@@ -73,11 +91,8 @@ func (c *Cluster) segments(segs []Segment) ([]client.Segment, error) {
 
 // Pull implements [Tables].
 func (c *Cluster) Pull(ctx context.Context, segs []Segment) error {
-	s, err := c.segments(segs)
-	if err != nil {
-		return err
-	}
-	return c.pull(ctx, s)
+	_, err := c.PullAged(ctx, segs)
+	return err
 }
 
 // Copies implements [Tables].

@@ -16,8 +16,8 @@ type ReadConfig struct {
 	MaxLag uint64        `yaml:"max_lag"` // bounded: log entries; 0: any
 }
 
-// defaultMaxAge is longer than any failover.
-const defaultMaxAge = 10 * time.Second
+// DefaultMaxAge is the MaxAge of bounded reads that do not set it. It is longer than any failover.
+const DefaultMaxAge = 10 * time.Second
 
 // Validate returns the first problem of r, with CodeInvalidArgument.
 func (r *ReadConfig) Validate() error {
@@ -44,7 +44,7 @@ func (r *ReadConfig) how(own func() client.Position) client.Read {
 	case "bounded":
 		how := client.Read{Mode: client.Bounded, MaxAge: r.MaxAge, MaxLag: r.MaxLag, AtLeast: own()}
 		if how.MaxAge == 0 {
-			how.MaxAge = defaultMaxAge
+			how.MaxAge = DefaultMaxAge
 		}
 		return how
 	}
@@ -54,13 +54,22 @@ func (r *ReadConfig) how(own func() client.Position) client.Read {
 // SetReads selects the replicas that answer Pull; by default the leaders do. Call it before Pull.
 func (c *Cluster) SetReads(r ReadConfig) { c.reads = r }
 
-// pull reads as c.reads says. If no replica can prove that it is fresh enough, it reads from the leader, which
-// proves that it leads: a trainer waits rather than ends.
-func (c *Cluster) pull(ctx context.Context, segs []client.Segment) error {
-	how := c.reads.how(c.client.Position)
-	_, err := c.client.PullWith(ctx, how, segs...)
-	if how.Mode == client.Bounded && rowraft.CodeOf(err) == rowraft.CodeTooStale {
-		return c.client.PullLinearizable(ctx, segs...)
+// PullAged is [Cluster.Pull]. It returns how old the rows were when bounded reads found them, copies apart.
+//
+// If no replica can prove that it is fresh enough, it reads from the leader, which proves that it leads: a trainer
+// waits rather than ends.
+func (c *Cluster) PullAged(ctx context.Context, segs []Segment) (age time.Duration, err error) {
+	s, err := c.segments(segs)
+	if err != nil {
+		return 0, err
 	}
-	return err
+	how := c.reads.how(c.client.Position)
+	got, err := c.client.PullWith(ctx, how, s...)
+	if how.Mode == client.Bounded && rowraft.CodeOf(err) == rowraft.CodeTooStale {
+		for i := range s {
+			s[i].Reuse = client.Reuse{} // a linearizable read uses no copies
+		}
+		return 0, c.client.PullLinearizable(ctx, s...)
+	}
+	return got.Age, err
 }

@@ -49,6 +49,14 @@ type Tables interface {
 	KeyPerShard(ctx context.Context, table rowraft.TableID) ([]rowraft.Key, error)
 }
 
+// Weights is the extension of Tables that has the dense weights of a model as they are, initial values included, in
+// place of rows of dense tables.
+type Weights interface {
+	// Weights returns the weights of a parameter, row-major. The caller must not change them.
+	// Errors: CodeNotFound if there is no parameter of this name; CodeInvalidArgument if it has another shape.
+	Weights(name string, shape []int) ([]float32, error)
+}
+
 // Initializer is the extension of Tables that lets a trainer write initial weights.
 type Initializer interface {
 	// Present fills seg.Values and reports which of its keys have a row. It sees every push and assign that was

@@ -17,7 +17,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/shard/rowstore"
-	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/data/zipf"
 )
 
 // tierConfig has the flags of tier.
@@ -205,7 +205,7 @@ func skewed(skew float64, rows, n int) ([][]rowraft.Key, error) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	draw := func() int64 { return rng.Int64N(int64(rows)) }
 	if skew > 0 {
-		z, err := data.NewZipf(int64(rows), skew)
+		z, err := zipf.New(int64(rows), skew)
 		if err != nil {
 			return nil, err
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
-	"github.com/rowraft/rowraft/cmd/rowraft/tablefile"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/tablefile"
 )
 
 // exportFlags are the flags of `table export`.
@@ -226,40 +226,14 @@ func checkpointSource(ctx context.Context, name, ckpt string) (*tableSource, err
 	return &tableSource{
 		schema: table.Schema, name: "checkpoint " + ckpt, rows: table.Rows, close: func() error { return nil },
 		scan: func(ctx context.Context, rows func([]rowraft.Key, []float32) error) error {
-			if err := scanChain(ctx, chain, table, rows); err != nil {
+			err := chain.Scan(ctx, []rowraft.TableID{table.Schema.ID}, func(_ *checkpoint.TableSum, keys []rowraft.Key,
+				weights []float32) error {
+				return rows(keys, weights)
+			})
+			if err != nil {
 				return fmt.Errorf("checkpoint %s: %w", ckpt, err)
 			}
 			return nil
 		},
 	}, nil
-}
-
-// scanChain calls rows with the rows of one table, one shard file after the other.
-func scanChain(ctx context.Context, chain checkpoint.Chain, table *checkpoint.TableSum,
-	rows func([]rowraft.Key, []float32) error) error {
-	var keys []rowraft.Key
-	var values []float32
-	found, dim := uint64(0), table.Schema.Dim
-	for i := range chain.Manifest().Shards {
-		_, err := chain.ReadShard(ctx, i, nil, func(b *checkpoint.Block) error {
-			if b.Table != table.Schema.ID || b.Rows == 0 {
-				return nil
-			}
-			keys = keys[:0]
-			values = slices.Grow(values[:0], b.Rows*dim)[:b.Rows*dim]
-			for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
-				keys = append(keys, checkpoint.Weights(&table.Schema, rec, values[len(keys)*dim:]))
-			}
-			found += uint64(len(keys))
-			return rows(keys, values)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if found != table.Rows {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "its shard files hold %d rows of table %s, the manifest names %d", found,
-			table.Schema.Name, table.Rows)
-	}
-	return nil
 }

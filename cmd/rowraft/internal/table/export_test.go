@@ -14,7 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
-	"github.com/rowraft/rowraft/cmd/rowraft/tablefile"
+	"github.com/rowraft/rowraft/internal/tablefile"
 )
 
 // TestInterruptedExportLeavesNothing interrupts an export between two batches, lets

@@ -15,8 +15,8 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
-	"github.com/rowraft/rowraft/cmd/rowraft/tablefile"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/tablefile"
 )
 
 // importFlags are the flags of `table import`.

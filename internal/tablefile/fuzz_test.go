@@ -67,8 +67,32 @@ func FuzzSafetensors(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		disk := vfs.NewMem()
 		writeFile(t, disk, "x.safetensors", b)
+		fuzzTensors(t, disk, "x.safetensors")
 		fuzzFile(t, disk, "x.safetensors", 32<<20+100*uint64(len(b)))
 	})
+}
+
+// fuzzTensors expects an error with a code, or tensors that are the same after writing and reading them again.
+func fuzzTensors(t *testing.T, disk *vfs.Mem, path string) {
+	got, meta, err := ReadTensors(disk, path)
+	if rowraft.CodeOf(err) == rowraft.CodeUnknown && err != nil {
+		t.Fatalf("an error without a code: %v", err)
+	}
+	if err != nil {
+		return
+	}
+	if err := WriteTensors("again.safetensors", got, meta, WriteOptions{Disk: disk}); err != nil {
+		t.Fatal(err)
+	}
+	again, _, err := ReadTensors(disk, "again.safetensors")
+	if err != nil || len(again) != len(got) {
+		t.Fatalf("%d tensors after they were written again, were %d: %v", len(again), len(got), err)
+	}
+	for i, a := range again {
+		if a.Name != got[i].Name || !slices.Equal(a.Shape, got[i].Shape) || !sameBits(a.Values, got[i].Values) {
+			t.Fatalf("tensor %d is %v after it was written again, and was %v", i, a, got[i])
+		}
+	}
 }
 
 func FuzzNPY(f *testing.F) {

@@ -135,7 +135,7 @@ func openSafetensors(r io.ReaderAt, size int64, ids, vectors string) (*arrays, e
 		slices.Sort(names)
 		return nil, invalidf("it has no tensors %q and %q, but %.200q", ids, vectors, fmt.Sprint(names))
 	}
-	typ := map[string]number{"F32": f32, "BF16": bf16, "F16": f16, "F64": f64}[v.DType]
+	typ := numbersOf(v.DType)
 	switch {
 	case typ == 0:
 		return nil, invalidf("tensor %q is %s: want F32, BF16, F16 or F64", vectors, v.DType)

@@ -1,12 +1,17 @@
-package data
+// Package zipf draws numbers by a power law.
+package zipf
 
-import "math"
+import (
+	"math"
 
-// Zipf draws ranks from 1 to n with probability proportional to rank^-s, by
+	"github.com/rowraft/rowraft"
+)
+
+// Law draws ranks from 1 to n with probability proportional to rank^-s, by
 // rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate
 // variates from monotone discrete distributions", 1996). Unlike math/rand's it
 // takes every s > 0, 1 and less included. Immutable; O(1) a draw.
-type Zipf struct {
+type Law struct {
 	n, s           float64
 	hx1, hn, reach float64
 
@@ -18,19 +23,20 @@ type Zipf struct {
 }
 
 const (
-	// maxZipfTable is the number of ranks in tables: 2 MiB. The others are rare.
-	maxZipfTable = 1 << 16
-	// zipfDoubt is how near to a border in its table a number is computed instead: far more than the rounding errors of
+	// maxTable is the number of ranks in tables: 2 MiB. The others are rare.
+	maxTable = 1 << 16
+	// doubt is how near to a border in its table a number is computed instead: far more than the rounding errors of
 	// the two ways, so that a table changes no rank.
-	zipfDoubt = 1e-9
+	doubt = 1e-9
 )
 
-// NewZipf returns a sampler for n ≥ 1 ranks and exponent s > 0.
-func NewZipf(n int64, s float64) (*Zipf, error) {
+// New returns a sampler for n ≥ 1 ranks and exponent s > 0.
+func New(n int64, s float64) (*Law, error) {
 	if n < 1 || n > 1<<53 || !(s > 0) || math.IsInf(s, 0) {
-		return nil, invalid("zipf: %d ranks with exponent %v: want 1 to 2^53 ranks and a finite exponent > 0", n, s)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"zipf: %d ranks with exponent %v: want 1 to 2^53 ranks and a finite exponent > 0", n, s)
 	}
-	z := &Zipf{n: float64(n), s: s}
+	z := &Law{n: float64(n), s: s}
 	z.hx1 = z.integral(1.5) - 1
 	z.hn = z.integral(z.n + 0.5)
 	z.reach = 2 - z.inverse(z.integral(2.5)-z.h(2))
@@ -39,10 +45,10 @@ func NewZipf(n int64, s float64) (*Zipf, error) {
 }
 
 // tabulate fills the tables.
-func (z *Zipf) tabulate() {
-	most := int(min(z.n, maxZipfTable))
+func (z *Law) tabulate() {
+	most := int(min(z.n, maxTable))
 	z.from, z.accept = []float64{0, math.Inf(-1)}, []float64{0}
-	for k := 1; k <= most && z.h(float64(k)) > 1000*zipfDoubt; k++ {
+	for k := 1; k <= most && z.h(float64(k)) > 1000*doubt; k++ {
 		x := float64(k)
 		end := z.integral(x + 0.5)
 		z.from = append(z.from, end)
@@ -65,7 +71,7 @@ func (z *Zipf) tabulate() {
 }
 
 // look returns the rank that the tables have for u and whether it is accepted; ok is false if u must be computed.
-func (z *Zipf) look(u float64) (k int64, accepted, ok bool) {
+func (z *Law) look(u float64) (k int64, accepted, ok bool) {
 	i := (u - z.hx1) * z.density
 	if len(z.from) == 0 || !(i >= 0 && i < float64(len(z.guide))) {
 		return 0, false, false
@@ -80,14 +86,14 @@ func (z *Zipf) look(u float64) (k int64, accepted, ok bool) {
 		}
 	}
 	a := z.accept[rank]
-	if u-z.from[rank] < zipfDoubt || z.from[rank+1]-u < zipfDoubt || math.Abs(u-a) < zipfDoubt {
+	if u-z.from[rank] < doubt || z.from[rank+1]-u < doubt || math.Abs(u-a) < doubt {
 		return 0, false, false
 	}
 	return int64(rank), u >= a, true
 }
 
 // Draw returns a rank, taking uniform numbers of [0, 1) from next.
-func (z *Zipf) Draw(next func() float64) int64 {
+func (z *Law) Draw(next func() float64) int64 {
 	for {
 		u := z.hn + next()*(z.hx1-z.hn)
 		if k, accepted, ok := z.look(u); accepted {
@@ -106,14 +112,14 @@ func (z *Zipf) Draw(next func() float64) int64 {
 
 // h is x^-s; integral is its antiderivative (x^(1-s) − 1)/(1−s), which is ln x
 // at s = 1, and inverse the inverse of that.
-func (z *Zipf) h(x float64) float64 { return math.Exp(-z.s * math.Log(x)) }
+func (z *Law) h(x float64) float64 { return math.Exp(-z.s * math.Log(x)) }
 
-func (z *Zipf) integral(x float64) float64 {
+func (z *Law) integral(x float64) float64 {
 	l := math.Log(x)
 	return l * expm1Over((1-z.s)*l)
 }
 
-func (z *Zipf) inverse(x float64) float64 {
+func (z *Law) inverse(x float64) float64 {
 	t := max(x*(1-z.s), -1) // rounding may carry t below −1
 	return math.Exp(x * log1pOver(t))
 }

@@ -9,6 +9,8 @@
 //	err = tablefile.Check(ctx, r, nil) // reads all of it: finite, no id twice
 //	n, err := r.Next(keys, values)     // until io.EOF
 //
+// [WriteTensors] and [ReadTensors] do the same for named tensors, such as the dense weights of a model.
+//
 // A file contains only ids and vectors: no optimizer state, no
 // versions, no counters. docs/import-export.md describes the content of a file and how other
 // programs read it.
