@@ -271,7 +271,7 @@ func (j *job) register(ctx context.Context, s *session, saved *member.Saved, ids
 	}, s.client, j.member)
 	a := jobs.Registration{
 		Tables: ids, Pause: j.pauses.Serve(nil), Announces: j.pauses.Paced(), Beat: j.beat,
-		OnStop: func() { j.stopping.Store(true) },
+		OnStop: func(string) { j.stopping.Store(true) },
 		OnMembers: func(m jobs.Members) {
 			if g, ok := j.mode.(*mode.Geo); ok {
 				g.SetShare(1 / float32(len(m.Ranks)))

@@ -18,7 +18,7 @@ import (
 // an operator stops the job, and onMembers when its members change.
 //
 // Errors: CodePrecondition if the cluster's tables are not those of the checkpoint.
-func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
+func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(reason string),
 	onMembers func(jobs.Members)) (*jobs.Stream, error) {
 	a := jobs.Registration{
 		Pause: j.pausePoint.Serve(j.splits.Reached), Beat: j.beat, Announces: j.pausePoint.Paced(),
@@ -31,7 +31,7 @@ func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 		setMembers(j, m)
 		onMembers(m)
 	}
-	a.OnStop = func() { j.stopping.Store(true); onStop() }
+	a.OnStop = func(reason string) { j.stopping.Store(true); onStop(reason) }
 	if s != nil {
 		a.Checkpoint = s.ID
 	}
@@ -74,7 +74,7 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Patience: j.cfg.Patience, Lease: j.cfg.lease(),
 		Checkpoint: j.cfg.Checkpoint, Note: j.report.Note, Reached: j.splits.Reached,
 	}, c, j.cfg.member)
-	at, err := j.attend(ctx, s, func() { cancel(errJobStopped) }, ms.Update)
+	at, err := j.attend(ctx, s, func(reason string) { cancel(&jobStopped{reason}) }, ms.Update)
 	if err != nil {
 		ms.Leave(ctx, false, err)
 		return nil, err
@@ -109,8 +109,16 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 	if s != nil {
 		j.report.Note("resuming from checkpoint %s after step %d", s.Path, s.State.Step)
 	}
+	if m := j.cfg.member; m != nil {
+		j.validation.prepare(j, m, func(saved string) (string, error) { return ms.SaveBest(ctx, saved) },
+			func(reason string) error {
+				stop, cancel := context.WithTimeout(ctx, member.LeavePatience)
+				defer cancel()
+				return m.Stop(stop, reason)
+			})
+	}
 	r, err := j.run(train, func(r *report.Result) error {
-		r.Stopped = context.Cause(train) == errJobStopped
+		_, r.Stopped = stopOf(train)
 		j.setTrained()
 		ms.Leave(ctx, r.Interrupted, nil)
 		if j.splits != nil && !r.Interrupted {
@@ -126,8 +134,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 		return err
 	})
 	// The registration may have ended with an error.
-	if cause := context.Cause(train); ctx.Err() == nil && cause != nil && cause != errJobStopped {
-		err = errors.Join(err, cause)
+	if _, stopped := stopOf(train); ctx.Err() == nil && train.Err() != nil && !stopped {
+		err = errors.Join(err, context.Cause(train))
 	}
 	if err != nil {
 		j.setTrained()

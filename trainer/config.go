@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/scores"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -56,13 +57,17 @@ type Config struct {
 
 	Data DataConfig `yaml:"data"`
 	// Validation are files whose examples are held out, in the format of data.file, which then is trained as a whole.
-	// The trainer of the lowest rank scores them during the training, at the end of each epoch and each time it has
-	// trained ten times as many examples.
-	Validation data.Paths            `yaml:"validation"`
-	Generator  *data.GeneratorConfig `yaml:"generator"` // instead of data
-	Model      ModelConfig           `yaml:"model"`
-	Embeddings TableConfig           `yaml:"embeddings"`
-	Dense      TableConfig           `yaml:"dense"`
+	// They are scored during the training.
+	Validation data.Paths `yaml:"validation"`
+	// EvaluateEvery is the interval between two scores of the held-out examples, which the trainer of the lowest rank
+	// computes; zero: the end of each epoch, and ten times as many trained examples. Without Validation they are
+	// scored during the training if this, EarlyStop or Checkpoint.KeepBest is set.
+	EvaluateEvery scores.Interval       `yaml:"evaluate_every"`
+	EarlyStop     scores.EarlyStop      `yaml:"early_stop"`
+	Generator     *data.GeneratorConfig `yaml:"generator"` // instead of data
+	Model         ModelConfig           `yaml:"model"`
+	Embeddings    TableConfig           `yaml:"embeddings"`
+	Dense         TableConfig           `yaml:"dense"`
 	// Parameters configures where dense weights are stored and which process initializes them; the first entry that
 	// matches a name applies.
 	Parameters []ParameterConfig `yaml:"parameters"`
@@ -282,6 +287,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.validateModel(); err != nil {
+		return err
+	}
+	if err := validateScores(c); err != nil {
 		return err
 	}
 	if err := c.TensorBoard.Validate(); err != nil {

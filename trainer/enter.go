@@ -232,8 +232,15 @@ func Again(c, entered Config) Config {
 	return c
 }
 
-// errJobStopped ends a run whose job was stopped.
-var errJobStopped = errors.New("the job was stopped")
+// jobStopped ends a run whose job was stopped; reason is "" if an operator stopped it.
+type jobStopped struct{ reason string }
+
+func (s *jobStopped) Error() string { return "the job was stopped" }
+
+// stopOf returns the stop of the job that ended ctx.
+func stopOf(ctx context.Context) (*jobStopped, bool) {
+	return errors.AsType[*jobStopped](context.Cause(ctx))
+}
 
 // beatRates turns counters into rates between two beats.
 type beatRates struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"time"
 
 	"github.com/rowraft/rowraft/trainer/report"
@@ -14,7 +13,7 @@ import (
 // result returns the result after training, without scores.
 func (j *Job) result() *report.Result {
 	seconds := time.Since(j.started).Seconds()
-	nan := report.Number(math.NaN())
+	nan := report.Number(nan)
 	c := j.report.Counted()
 	r := &report.Result{
 		Job: j.cfg.Job, Mode: j.cfg.Mode, Data: j.set.Name(), Rank: j.cfg.rank(), Trainers: j.cfg.Trainers,
@@ -56,9 +55,7 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 	}
 	defer src.Close()
 	w := j.newWork()
-	var examples, truth report.Predictions
-	squares := 0.0
-	var classes report.ClassScore
+	all := report.HeldScore{Numbers: j.shape.Numbers, Labels: j.shape.Labels}
 	for batches, first := int64(0), true; ; batches++ {
 		if err := src.Next(w.data); err == io.EOF {
 			break
@@ -77,34 +74,16 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 		if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
 			return err
 		}
-		classes.Add(&w.batch, &w.result)
-		for i, p := range w.result.Predictions {
-			positive := w.batch.Labels[i] > 0.5
-			squares += math.Pow(float64(p-w.batch.Labels[i]), 2)
-			examples.Add(p, positive)
-			if j.shape.Truth {
-				truth.Add(w.data.Truth[i], positive)
-			}
+		var truth []float32
+		if j.shape.Truth {
+			truth = w.data.Truth
 		}
+		all.Add(&w.batch, &w.result, truth)
 		j.emit(report.EventHeld, func(e *report.Event) {
-			e.Step, e.Steps, e.Examples = batches+1, 0, int64(len(examples))
+			e.Step, e.Steps, e.Examples = batches+1, 0, int64(all.Examples())
 		})
 	}
-	if classes.Fill(r) {
-		return nil
-	}
-	if j.shape.Numbers {
-		r.HeldExamples, r.RMSE = len(examples)/j.shape.Labels, report.Number(math.Sqrt(squares/float64(len(examples))))
-		r.FinishedAt = time.Now()
-		return nil
-	}
-	s := examples.Score()
-	r.HeldExamples, r.AUC, r.LogLoss = s.Examples/max(j.shape.Labels, 1), report.Number(s.AUC), report.Number(s.LogLoss)
-	if j.shape.Truth {
-		s := truth.Score()
-		r.BestAUC, r.BestLogLoss = report.Number(s.AUC), report.Number(s.LogLoss)
-	}
-	r.FinishedAt = time.Now()
+	all.Fill(r)
 	return nil
 }
 

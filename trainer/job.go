@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/pool"
 	"github.com/rowraft/rowraft/trainer/ramp"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/scores"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -247,8 +248,17 @@ func (j *Job) trainAndScore(ctx context.Context, trained func(*report.Result) er
 			}
 		}()
 	}
-	err := j.train(ctx)
-	j.endPausePoint(err, ctx.Err() == nil)
+	train, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	if j.validation.keeper == nil { // without a cluster
+		j.validation.prepare(j, &scores.Memory{}, nil, func(reason string) error {
+			stop(&jobStopped{reason})
+			return nil
+		})
+	}
+	err := j.train(train)
+	j.endPausePoint(err, train.Err() == nil)
+	err = errors.Join(err, j.validation.end(ctx, err != nil || train.Err() != nil))
 	j.emit(report.EventDone, func(e *report.Event) {
 		if err != nil {
 			e.Message = err.Error()
@@ -256,22 +266,27 @@ func (j *Job) trainAndScore(ctx context.Context, trained func(*report.Result) er
 	})
 	r := j.result()
 	r.Interrupted = ctx.Err() != nil
+	if why, stopped := stopOf(train); stopped {
+		r.StopReason = why.reason
+	}
 	if err == nil && trained != nil {
 		err = trained(r)
 	}
-	if err != nil || r.Interrupted {
+	j.validation.fill(ctx, r)
+	if err != nil || r.Interrupted || !j.cfg.evaluate() {
 		return r, err
 	}
-	if j.cfg.evaluate() {
-		err = j.score(ctx, r)
+	if last := j.validation.final; last != nil && j.ramp.Alone() { // the weights have not changed since
+		r.TakeScore(last)
+		return r, nil
 	}
-	return r, err
+	return r, j.score(ctx, r)
 }
 
 func (j *Job) train(ctx context.Context) error {
 	j.openWindows()
 	defer j.windows.Close(true)
-	j.openValidation(ctx)
+	j.validation.open()
 	j.mode.Begin(j.before.step, j.before.jobStep)
 	src := j.feed(ctx)
 	defer src.close()
@@ -315,6 +330,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 	w := j.newWork()
 	stop := func(p *member.Pause) error { return j.boundary(ctx, pushes, p) }
 	for {
+		j.validation.hold(ctx)
 		if ok, err := j.pausePoint.Begin(ctx, stop); !ok {
 			return err
 		}
@@ -333,7 +349,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		if err := j.pull(ctx, w, stop); err != nil {
 			return stopped(ctx, err)
 		}
-		push, err := j.compute(w)
+		push, err := j.compute(ctx, w)
 		if err != nil {
 			return err
 		}
@@ -419,13 +435,13 @@ func (j *Job) pullOnce(ctx context.Context, w *work) error {
 }
 
 // compute runs the model on w and reports whether w must be pushed.
-func (j *Job) compute(w *work) (push bool, err error) {
+func (j *Job) compute(ctx context.Context, w *work) (push bool, err error) {
 	if w.Idle {
 		return j.idleStep(w)
 	}
 	j.report.EndWait()
 	defer j.report.BeginWait()
-	if err := j.validate(w.after.epoch != j.at.epoch); err != nil {
+	if err := j.validation.run(ctx, w.after.epoch != j.at.epoch, false); err != nil {
 		return false, err
 	}
 	j.mode.Refresh(&w.Batch)

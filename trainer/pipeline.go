@@ -56,7 +56,7 @@ func (p *pipeline) run(ctx context.Context) error {
 	})
 	unacknowledged := semaphore.NewWeighted(int64(j.cfg.InFlight))
 	for w := range p.ready {
-		push, err := j.compute(w)
+		push, err := j.compute(ctx, w)
 		if err != nil {
 			return err
 		}
@@ -106,6 +106,7 @@ func (p *pipeline) read(ctx context.Context) error {
 		stop := func(at *member.Pause) error {
 			return p.drained(ctx, func() error { return j.boundary(ctx, p.pushes, at) })
 		}
+		j.validation.hold(ctx)
 		if ok, err := j.pausePoint.Begin(ctx, stop); !ok {
 			return err // nil: ctx has ended, and the state stays in the items
 		}

@@ -2,8 +2,10 @@ package trainer
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,8 +32,8 @@ func clicksFile(t *testing.T, examples int) (paths data.Paths, schema string) {
 	return data.Paths{file}, schema
 }
 
-// The examples of the validation file are scored after each epoch, each time ten times as many were trained, and at the
-// end. All of the data file is trained, and the scores change no weight.
+// The examples of the validation file are scored after each epoch, each time ten times as many were trained, and after
+// the last step, whose score is that of the result. All of the data file is trained, and the scores change no weight.
 func TestValidationDuringTraining(t *testing.T) {
 	run := func(held int) (l any, r *report.Result, scores []report.Event) {
 		t.Helper()
@@ -67,7 +69,7 @@ func TestValidationDuringTraining(t *testing.T) {
 	for _, tc := range []struct {
 		held  int
 		steps []int64
-	}{{30, []int64{24, 48}}, {9, []int64{9, 18, 24, 33, 42, 48, 57, 66}}} {
+	}{{30, []int64{24, 48, 72}}, {9, []int64{9, 18, 24, 33, 42, 48, 57, 66, 72}}} {
 		got, r, scores := run(tc.held)
 		var steps []int64
 		for _, e := range scores {
@@ -81,6 +83,9 @@ func TestValidationDuringTraining(t *testing.T) {
 		}
 		if r.Examples != 3*240 || r.HeldExamples != tc.held || got != plain {
 			t.Errorf("%d examples trained, %d held out, equal weights: %v", r.Examples, r.HeldExamples, got == plain)
+		}
+		if last := scores[len(scores)-1].Held; last.AUC != r.AUC || last.LogLoss != r.LogLoss {
+			t.Errorf("the last score is %v, that of the result AUC %v, log loss %v", last, r.AUC, r.LogLoss)
 		}
 		if !(scores[len(scores)-1].Held.LogLoss < scores[0].Held.LogLoss) {
 			t.Errorf("the log loss went from %v to %v", scores[0].Held.LogLoss, scores[len(scores)-1].Held.LogLoss)
@@ -133,5 +138,107 @@ func TestASavedModelScoresAWholeFile(t *testing.T) {
 	}
 	if r, err := j.Evaluate(t.Context()); err != nil || r.HeldExamples != 77 || !(r.AUC > 0.9) {
 		t.Errorf("%+v, %v; want the score of 77 examples of a model that knows them", r, err)
+	}
+}
+
+// A share of the data that is held out is scored during the training if the job sets an interval.
+func TestHeldShareIsScoredAtAnInterval(t *testing.T) {
+	for _, by := range []string{"last", "random"} {
+		cfg := tinyConfig(0, 0)
+		cfg.Generator, cfg.Batch, cfg.Epochs = nil, 10, 3
+		cfg.Data.File, cfg.Data.Schema = clicksFile(t, 300)
+		cfg.Data.HeldBy = by
+		cfg.EvaluateEvery.Steps = 10
+		var steps []int64
+		r := mustRun(t, cfg, newLocal(t), func(e report.Event) {
+			if e.Event == report.EventValidation {
+				steps = append(steps, e.Held.Step)
+				if n := e.Held.Examples; by == "last" && n != 60 || n < 30 || n > 90 || !(e.Held.Calibration > 0) ||
+					!(e.Held.CalibrationError >= 0) || !(e.Held.Seconds > 0) {
+					t.Errorf("held out by %s: a score %+v", by, e.Held)
+				}
+			}
+		})
+		last := r.Steps
+		want := fmt.Sprint([]int64{10, 20, 30, 40, 50, 60, 70, last})
+		if last <= 70 { // a random share may be larger
+			want = fmt.Sprint([]int64{10, 20, 30, 40, 50, 60, last})
+		}
+		if got := fmt.Sprint(steps); got != want || by == "last" && last != 72 {
+			t.Errorf("held out by %s: scored after the steps %v of %d, want %v", by, got, last, want)
+		}
+	}
+}
+
+// A job that overfits stops when its patience is over, and its result names the best score and why it stopped. Examples
+// with random labels are learnt by heart, so that the held-out ones are predicted worse and worse.
+func TestEarlyStop(t *testing.T) {
+	for _, inFlight := range []int{0, 2} {
+		cfg := tinyConfig(0, inFlight)
+		cfg.Generator, cfg.Batch, cfg.Epochs = nil, 10, 400
+		cfg.Data.File, cfg.Data.Schema = noiseFile(t, 400)
+		cfg.EvaluateEvery.Steps, cfg.EarlyStop.Patience = 20, 4
+		yes, notes := true, ""
+		cfg.Evaluate = &yes
+		var auc []report.Number
+		r := mustRun(t, cfg, newLocal(t), func(e report.Event) {
+			if e.Event == report.EventValidation {
+				auc = append(auc, e.Held.AUC)
+			}
+			notes += e.Message
+		})
+		best := slices.Max(auc)
+		at := slices.Index(auc, best)
+		if b := r.BestScore; b == nil || b.Value != best || b.Step != int64(20*(at+1)) || b.Metric != "auc" ||
+			len(auc) != at+1+4 || r.Steps < int64(20*len(auc)) || r.Steps > int64(20*len(auc)+8) {
+			t.Errorf("%d in flight: the scores %v, the best %+v, %d steps; want a stop 4 scores after the best", inFlight, auc,
+				b, r.Steps)
+		}
+		if !strings.Contains(r.StopReason, "early stop: 4 scores were not better than AUC") || r.Interrupted ||
+			!(r.AUC > 0) || !strings.Contains(notes, r.StopReason) {
+			t.Errorf("%d in flight: %q, interrupted %v, AUC %v of the held-out examples", inFlight, r.StopReason,
+				r.Interrupted, r.AUC)
+		}
+	}
+}
+
+// noiseFile is clicksFile with labels that nothing predicts.
+func noiseFile(t *testing.T, examples int) (data.Paths, string) {
+	t.Helper()
+	paths, schema := clicksFile(t, 1)
+	random := rand.New(rand.NewPCG(7, 7))
+	text := "clicked,ad,user\n"
+	for range examples {
+		text += fmt.Sprintf("%d,a%d,u%d\n", random.IntN(2), random.IntN(30), random.IntN(30))
+	}
+	if err := os.WriteFile(paths[0], []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return paths, schema
+}
+
+// A job without held-out examples cannot be told to score them.
+func TestScoresNeedHeldOutExamples(t *testing.T) {
+	none := 0.0
+	for name, change := range map[string]func(*Config){
+		"no share":     func(c *Config) { c.Data.Held = &none },
+		"a stream":     func(c *Config) { c.Data.Follow, c.Data.File = "-", nil },
+		"no generated": func(c *Config) { c.Generator, c.Data.File = &data.GeneratorConfig{}, nil },
+	} {
+		for _, set := range []func(*Config){
+			func(c *Config) { c.EvaluateEvery.Steps = 1 }, func(c *Config) { c.EarlyStop.Patience = 1 },
+			func(c *Config) { c.Checkpoint.KeepBest, c.Checkpoint.To = true, "/c" },
+		} {
+			cfg := DefaultConfig()
+			cfg.Data.File, cfg.Data.Schema = clicksFile(t, 10)
+			set(&cfg)
+			if err := cfg.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			change(&cfg)
+			if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "held-out examples") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }

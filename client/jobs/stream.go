@@ -45,10 +45,10 @@ type Registration struct {
 
 	// While the call is open, the client calls Beat about once a second and sends the result, which renews
 	// the member's lease. It calls OnMembers for each new generation, from the member's own on, and OnStop
-	// once, when the job is stopped. All may be nil; none may block.
+	// once, when the job is stopped; its reason is "" if an operator stops it. All may be nil; none may block.
 	Beat      func() Beat
 	OnMembers func(Members)
-	OnStop    func()
+	OnStop    func(reason string)
 }
 
 // tables returns the ids in the form of the message: ascending, each one once.
@@ -380,7 +380,7 @@ func (c *streamCall) serve(broken <-chan error) error {
 			case *rowraftv1.AttendReply_Stop:
 				if c.t.a.OnStop != nil && !c.t.stopped { // each new call repeats the message
 					c.t.stopped = true
-					c.t.a.OnStop()
+					c.t.a.OnStop(step.Stop.GetReason())
 				}
 			}
 		case <-beats.C:

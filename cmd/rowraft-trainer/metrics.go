@@ -45,6 +45,14 @@ var workerMetrics = []struct {
 	{workerDesc("held_log_loss", "Log loss of the held-out examples at their last score, nats; NaN before."),
 		prometheus.GaugeValue,
 		func(e *report.Event) float64 { return held(e, func(h *report.Held) report.Number { return h.LogLoss }) }},
+	{workerDesc("held_rmse", "RMSE of the held-out examples at their last score; NaN but for numbers as labels."),
+		prometheus.GaugeValue,
+		func(e *report.Event) float64 { return held(e, func(h *report.Held) report.Number { return h.RMSE }) }},
+	{workerDesc("held_calibration", "Mean prediction / mean label of the held-out examples at their last score."),
+		prometheus.GaugeValue,
+		func(e *report.Event) float64 {
+			return held(e, func(h *report.Held) report.Number { return h.Calibration })
+		}},
 	{workerDesc("epoch", "Passes over the data that are finished."), prometheus.GaugeValue, func(e *report.Event) float64 {
 		return float64(e.Epoch)
 	}},

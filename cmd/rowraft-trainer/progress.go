@@ -105,7 +105,7 @@ func stepLine(e report.Event, began time.Time) string {
 	}
 	s += fmt.Sprintf("  waiting %s  %d skipped", waiting(e, began), e.BatchesSkipped)
 	if e.Held != nil {
-		s += fmt.Sprintf("  held-out AUC %.4f", e.Held.AUC)
+		s += fmt.Sprintf("  held-out %v", e.Held)
 	}
 	if e.BatchesLate > 0 {
 		s += fmt.Sprintf("  %d late", e.BatchesLate)

@@ -525,7 +525,11 @@ func printResult(w io.Writer, r *report.Result) {
 		if r.RMSE != r.RMSE {
 			row("log loss", "%s", withBest(r.LogLoss, r.BestLogLoss))
 		}
+		if c := r.Calibration; c != nil && known(c.Ratio) {
+			row("calibration", "%s", calibration(c))
+		}
 	}
+	bestRows(row, r)
 	if r.ReadAgainAtMost != nil && *r.ReadAgainAtMost > 0 {
 		row("read again", "%d to %d examples of the job", *r.ReadAgainAtLeast, *r.ReadAgainAtMost)
 	}
@@ -535,12 +539,17 @@ func printResult(w io.Writer, r *report.Result) {
 	if r.Checkpoint != "" {
 		row("checkpoint", "%s", r.Checkpoint)
 	}
-	if r.Stopped {
+	if r.StopReason != "" {
+		row("stopped", "%s", r.StopReason)
+	} else if r.Stopped {
 		row("stopped", "with its job, at %s", r.FinishedAt.Format(time.TimeOnly))
 	} else if r.Interrupted {
 		row("interrupted", "at %s", r.FinishedAt.Format(time.TimeOnly))
 	}
 	t.Render()
+	if r.Steps == 0 && r.Calibration != nil && len(r.Calibration.Bins) > 0 { // evaluate
+		printCalibration(w, r.Calibration)
+	}
 }
 
 func withBest(v, best report.Number) string {

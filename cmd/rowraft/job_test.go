@@ -119,6 +119,17 @@ func ended(state rowraftv1.JobState, reason string) *rowraftv1.JobInfo {
 	return j
 }
 
+// scored is runOfTwo after an early stop.
+func scored() *rowraftv1.JobInfo {
+	j := ended(rowraftv1.JobState_JOB_STATE_STOPPED, "early stop: 3 scores were not better than AUC 0.7812 after step 900")
+	j.Scores = &rowraftv1.JobScores{
+		Best:      &rowraftv1.JobScore{Metric: "auc", Value: 0.78123, Step: 900, Checkpoint: "/c/best-ctr-20261128T120000Z"},
+		SinceBest: 3,
+	}
+	j.Scores.Saved = j.Scores.Best
+	return j
+}
+
 func TestGoldenOutputOfJobs(t *testing.T) {
 	all := []*rowraftv1.JobInfo{runOfTwo(), inStep()}
 	stopped := []*rowraftv1.JobInfo{ended(rowraftv1.JobState_JOB_STATE_STOPPED, "")}
@@ -126,18 +137,20 @@ func TestGoldenOutputOfJobs(t *testing.T) {
 		args   []string
 		points [][]*rowraftv1.JobInfo
 	}{
-		"job-list":          {[]string{"list"}, [][]*rowraftv1.JobInfo{all}},
-		"job-list-wide":     {[]string{"list", "-o", "wide"}, [][]*rowraftv1.JobInfo{all}},
-		"job-list-json":     {[]string{"list", "-o", "json"}, [][]*rowraftv1.JobInfo{all}},
-		"job-list-none":     {[]string{"list"}, [][]*rowraftv1.JobInfo{nil}},
-		"job-describe":      {[]string{"describe", "ctr"}, [][]*rowraftv1.JobInfo{all}},
-		"job-describe-wide": {[]string{"describe", "ctr", "-o", "wide"}, [][]*rowraftv1.JobInfo{all}},
-		"job-describe-yaml": {[]string{"describe", "steady", "-o", "yaml"}, [][]*rowraftv1.JobInfo{all}},
-		"job-describe-json": {[]string{"describe", "steady", "-o", "json"}, [][]*rowraftv1.JobInfo{all}},
-		"job-stop":          {[]string{"stop", "ctr"}, [][]*rowraftv1.JobInfo{all, all, stopped}},
-		"job-delete":        {[]string{"delete", "ctr", "--yes"}, [][]*rowraftv1.JobInfo{stopped}},
-		"job-delete-json":   {[]string{"delete", "ctr", "--yes", "-o", "json"}, [][]*rowraftv1.JobInfo{stopped}},
-		"job-stop-json":     {[]string{"stop", "ctr", "-o", "json"}, [][]*rowraftv1.JobInfo{all, stopped}},
+		"job-list":                 {[]string{"list"}, [][]*rowraftv1.JobInfo{all}},
+		"job-list-wide":            {[]string{"list", "-o", "wide"}, [][]*rowraftv1.JobInfo{all}},
+		"job-list-json":            {[]string{"list", "-o", "json"}, [][]*rowraftv1.JobInfo{all}},
+		"job-list-none":            {[]string{"list"}, [][]*rowraftv1.JobInfo{nil}},
+		"job-describe":             {[]string{"describe", "ctr"}, [][]*rowraftv1.JobInfo{all}},
+		"job-describe-scores":      {[]string{"describe", "ctr"}, [][]*rowraftv1.JobInfo{{scored()}}},
+		"job-describe-scores-json": {[]string{"describe", "ctr", "-o", "json"}, [][]*rowraftv1.JobInfo{{scored()}}},
+		"job-describe-wide":        {[]string{"describe", "ctr", "-o", "wide"}, [][]*rowraftv1.JobInfo{all}},
+		"job-describe-yaml":        {[]string{"describe", "steady", "-o", "yaml"}, [][]*rowraftv1.JobInfo{all}},
+		"job-describe-json":        {[]string{"describe", "steady", "-o", "json"}, [][]*rowraftv1.JobInfo{all}},
+		"job-stop":                 {[]string{"stop", "ctr"}, [][]*rowraftv1.JobInfo{all, all, stopped}},
+		"job-delete":               {[]string{"delete", "ctr", "--yes"}, [][]*rowraftv1.JobInfo{stopped}},
+		"job-delete-json":          {[]string{"delete", "ctr", "--yes", "-o", "json"}, [][]*rowraftv1.JobInfo{stopped}},
+		"job-stop-json":            {[]string{"stop", "ctr", "-o", "json"}, [][]*rowraftv1.JobInfo{all, stopped}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr, _ := startJobs(t, tc.points...)

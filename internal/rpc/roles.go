@@ -93,6 +93,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Jobs/Renew":       trainers,
 	"/rowraft.v1.Jobs/NextSplit":   trainers,
 	"/rowraft.v1.Jobs/EndSplit":    trainers,
+	"/rowraft.v1.Jobs/ReportScore": trainers,
 	"/rowraft.v1.Jobs/ListJobs":    anybody,
 	"/rowraft.v1.Jobs/DescribeJob": anybody,
 	"/rowraft.v1.Jobs/StopJob":     runs,

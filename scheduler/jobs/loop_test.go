@@ -166,7 +166,7 @@ func TestAJobIsStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := make(chan struct{}, 4)
-	at, err := w.Register(t.Context(), jobs.Registration{OnStop: func() { told <- struct{}{} }})
+	at, err := w.Register(t.Context(), jobs.Registration{OnStop: func(string) { told <- struct{}{} }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func firstTold(t *testing.T, s *cluster, c *client.Client, rank int, member *job
 	t.Helper()
 	told, stopped := make(chan jobs.Members, 4), make(chan struct{})
 	at, err := member.Register(t.Context(), jobs.Registration{
-		OnMembers: func(m jobs.Members) { told <- m }, OnStop: func() { close(stopped) },
+		OnMembers: func(m jobs.Members) { told <- m }, OnStop: func(string) { close(stopped) },
 	})
 	if err != nil {
 		t.Fatal(err)

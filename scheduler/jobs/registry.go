@@ -199,9 +199,9 @@ func (t *registry) list() (out []*trainer) {
 }
 
 // stop tells the trainer, at most once, that its job is stopped.
-func (a *trainer) stop() error {
+func (a *trainer) stop(reason string) error {
 	if a.toldToStop.Swap(true) {
 		return nil
 	}
-	return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Stop{Stop: &rowraftv1.AttendStop{}}})
+	return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Stop{Stop: &rowraftv1.AttendStop{Reason: reason}}})
 }

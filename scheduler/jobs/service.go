@@ -258,6 +258,20 @@ func (s *Service) EndSplit(ctx context.Context, q *rowraftv1.EndSplitRequest) (*
 	return &rowraftv1.EndSplitReply{}, nil
 }
 
+// ReportScore records a score of held-out examples in the run of a member.
+func (s *Service) ReportScore(ctx context.Context,
+	q *rowraftv1.ReportScoreRequest) (*rowraftv1.ReportScoreReply, error) {
+	if err := s.CheckOwner(ctx, q.GetIdentity().GetJob()); err != nil {
+		return nil, err
+	}
+	all, err := resultOf[*rowraftv1.JobScores](s.lead.ProposeResult(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ReportScore{ReportScore: q}}))
+	if err != nil {
+		return nil, err
+	}
+	return &rowraftv1.ReportScoreReply{Scores: all}, nil
+}
+
 // ListJobs returns all jobs.
 func (s *Service) ListJobs(ctx context.Context, _ *rowraftv1.ListJobsRequest) (*rowraftv1.ListJobsReply, error) {
 	if err := s.lead.InSync(ctx); err != nil {
@@ -303,12 +317,12 @@ func (s *Service) StopJob(ctx context.Context, q *rowraftv1.StopJobRequest) (*ro
 	}
 	err = s.lead.Propose(ctx,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: r.GetJob(),
-			Run: r.GetRun()}}})
+			Run: r.GetRun(), Reason: q.GetReason()}}})
 	if err != nil {
 		return nil, err
 	}
 	s.wake()
-	s.logger.Info("a job is to stop", "job", r.GetJob(), "training", len(meta.TrainingRanks(r)))
+	s.logger.Info("a job is to stop", "job", r.GetJob(), "training", len(meta.TrainingRanks(r)), "reason", q.GetReason())
 	return &rowraftv1.StopJobReply{Job: s.Info(s.machine.RunOf(q.GetJob()))}, nil
 }
 
@@ -342,6 +356,7 @@ func (s *Service) Info(r *rowraftv1.MetaRun) *rowraftv1.JobInfo {
 		Stopping:   r.GetStopping(),
 		Generation: r.GetGeneration(), Settings: r.GetSettings(), Data: r.GetData(), LeaseNs: r.GetLeaseNs(),
 		GenerationInShards: s.generations.of(r.GetRun()).number, IdleSinceNs: r.GetIdleSinceNs(),
+		Scores: r.GetScores(),
 	}
 	connected := make(map[uint64]bool)
 	for _, a := range s.trainers.list() {

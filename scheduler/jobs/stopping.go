@@ -99,7 +99,7 @@ func (c *Trainers) stopOnce(ctx context.Context, r *rowraftv1.MetaRun) error {
 		return err
 	}
 	for _, p := range m.members {
-		_ = p.a.stop() // a trainer that disconnected is told when it reconnects
+		_ = p.a.stop(now.GetReason()) // a trainer that disconnected is told when it reconnects
 	}
 	c.logger.Info("the trainers of a job stop at one step", "job", now.GetJob(), "trainers", len(m.members), "boundary",
 		m.members[0].boundary)

@@ -273,7 +273,7 @@ func (c *Trainers) tellMember(ctx context.Context, a *trainer) error {
 		}
 	}
 	if r.GetStopping() && !a.toldToStop.Load() && c.canStop(ctx, a, r) {
-		return a.stop()
+		return a.stop(r.GetReason())
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ type stoppedAt struct {
 	boundary int64
 }
 
-func (f *fakeTrainer) onStop() {
+func (f *fakeTrainer) onStop(string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.stopped <- stoppedAt{f.standing, f.told}

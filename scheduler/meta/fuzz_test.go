@@ -59,6 +59,7 @@ func FuzzEntry(f *testing.F) {
 		metacmd.EnterJob("w0", 7, nil),
 		metacmd.LeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, lost,
 			&rowraftv1.SplitReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(metacmd.ID(107)),
+		cmdScore(worker, .5, 3, ""), cmdScore(worker, .5, 3, "/c/1"),
 		cmdRaise(2), cmdCreateToken(testToken(nil)), cmdUseToken("n1", 1, 1001), cmdDeleteToken(),
 	} {
 		entry, err := encodeCommand(c)

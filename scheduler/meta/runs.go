@@ -285,7 +285,9 @@ func (g *registry) stopJob(c *rowraftv1.MetaStopJob) error {
 		return nil
 	}
 	r := proto.CloneOf(old)
-	r.Stopping = true
+	if !r.Stopping {
+		r.Stopping, r.Reason = true, cut(c.GetReason(), maxReasonBytes)
+	}
 	if len(TrainingRanks(r)) == 0 {
 		settle(r)
 	}

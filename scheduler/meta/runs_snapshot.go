@@ -61,5 +61,8 @@ func checkRun(r *rowraftv1.MetaRun) error {
 	if err := checkData(r.GetData()); err != nil {
 		return fmt.Errorf("job %s: %w", r.GetJob(), err)
 	}
+	if err := checkScores(r.GetScores()); err != nil {
+		return fmt.Errorf("job %s: %w", r.GetJob(), err)
+	}
 	return nil
 }

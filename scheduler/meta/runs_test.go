@@ -399,7 +399,10 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 			EndSplit: &rowraftv1.MetaEndSplit{Identity: me, Split: 1}}},
 		"stop_job":         cmdStopJob(run),
 		"start_generation": cmdBeginGeneration(run, 3, 41),
-		"forget_run":       {Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}},
+		"report_score": {Command: &rowraftv1.MetaCommand_ReportScore{ReportScore: &rowraftv1.ReportScoreRequest{
+			Identity: me, Score: &rowraftv1.JobScore{Metric: "auc", Value: .75, Step: 900}, LowerIsBetter: true,
+			MinDelta: .001}}},
+		"forget_run": {Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}},
 	} {
 		goldenCommand(t, name, c)
 	}
@@ -429,6 +432,15 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent",
 			Taken: 1}},
 		Data: &rowraftv1.JobData{Examples: 1000, SplitExamples: 100, Epochs: 2, Split: 1},
+	})
+	best := &rowraftv1.JobScore{Metric: "auc", Value: .75, Step: 900, Checkpoint: "/c/best"}
+	wantRunOf(t, "scores", &rowraftv1.MetaRun{
+		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
+		Members: []*rowraftv1.RunMember{{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance,
+			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Taken: 1}},
+		Data: &rowraftv1.JobData{Examples: 1000, SplitExamples: 100, Epochs: 2},
+		Scores: &rowraftv1.JobScores{Best: best, Saved: best, Last: &rowraftv1.JobScore{Metric: "auc", Value: .5, Step: 1000},
+			LastIncarnation: 6, SinceBest: 1},
 	})
 	wantRunOf(t, "runs", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Settings: settings, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,

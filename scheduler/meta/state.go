@@ -108,6 +108,8 @@ func (s *state) apply(command *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.registry.settleSplits(c.SettleSplits)
 	case *rowraftv1.MetaCommand_StopJob:
 		return nil, s.registry.stopJob(c.StopJob)
+	case *rowraftv1.MetaCommand_ReportScore:
+		return s.registry.reportScore(c.ReportScore)
 	case *rowraftv1.MetaCommand_ForgetJob:
 		return nil, s.registry.forgetJob(c.ForgetJob, nowNs)
 	case *rowraftv1.MetaCommand_StartGeneration:

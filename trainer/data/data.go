@@ -106,6 +106,8 @@ type Set interface {
 	Held() (Source, error)
 	// TrainSize is the number of training examples of all trainers together; 0 means no end.
 	TrainSize() int64
+	// HeldSize is the number of held-out examples.
+	HeldSize() int64
 	// Name describes the data in a few words.
 	Name() string
 }

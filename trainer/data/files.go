@@ -304,7 +304,7 @@ func (f *Files) SetValidation(v *Files) {
 	f.order = nil
 }
 
-// HeldSize is the number of held-out examples.
+// HeldSize implements [Set].
 func (f *Files) HeldSize() int64 {
 	if f.validation != nil {
 		return f.validation.size()

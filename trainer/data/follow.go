@@ -105,6 +105,9 @@ func (f *Follow) Train(_ int64, rank, trainers int) (Source, error) {
 	return f.Stream(rank, trainers, Place{})
 }
 
+// HeldSize implements [Set].
+func (f *Follow) HeldSize() int64 { return 0 }
+
 // Held implements [Set]: no examples are held out.
 func (f *Follow) Held() (Source, error) {
 	return nil, invalid("%s: a stream has no held-out examples", f.Name())

@@ -120,6 +120,9 @@ func (g *Generator) Range(_, from, to int64) (Source, error) {
 	return s, nil
 }
 
+// HeldSize implements [Set].
+func (g *Generator) HeldSize() int64 { return g.cfg.Held }
+
 // Held implements [Set].
 func (g *Generator) Held() (Source, error) {
 	return g.open(streamHeld, Share{To: g.cfg.Held, Trainers: 1})

@@ -85,6 +85,9 @@ func (s *Images) Train(_ int64, rank, trainers int) (Source, error) {
 	return s.train.open(Share{To: s.size, Rank: rank, Trainers: trainers})
 }
 
+// HeldSize implements [Set].
+func (s *Images) HeldSize() int64 { return s.held.count - s.from }
+
 // Held implements [Set].
 func (s *Images) Held() (Source, error) {
 	return s.held.open(Share{From: s.from, To: s.held.count, Trainers: 1})

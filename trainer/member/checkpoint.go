@@ -22,6 +22,8 @@ type CheckpointConfig struct {
 	AtEnd      string `yaml:"at_end"`
 	OnStop     bool   `yaml:"on_stop"`
 	SkipAbsent bool   `yaml:"skip_absent"` // make checkpoints without trainers that do not answer
+	// KeepBest makes one in To after each score that is the best one of the run, and keeps the last of these.
+	KeepBest bool `yaml:"keep_best"`
 }
 
 // atEnd returns the destination of the checkpoint at the end, "" for none.
@@ -35,12 +37,12 @@ func (c *CheckpointConfig) atEnd() string {
 	return c.AtEnd
 }
 
-// WhenParked returns the destinations of the checkpoints that a trainer may request when it parks.
+// WhenParked returns the destinations of the checkpoints that a trainer may request when it parks, or after a score.
 func (c *CheckpointConfig) WhenParked() (out []string) {
 	if d := c.atEnd(); d != "" {
 		out = append(out, d)
 	}
-	if c.OnStop {
+	if c.OnStop || c.KeepBest {
 		out = append(out, c.To)
 	}
 	return out
@@ -53,7 +55,7 @@ func (c *CheckpointConfig) Validate() error {
 			"checkpoint: every %v, keep %d, keep_within %v, full_every %d: want ≥ 0",
 			c.Every, c.Keep, c.KeepWithin, c.FullEvery)
 	}
-	if c.To == "" && (c.OnStop || c.AtEnd == "true" || c.Every > 0) {
+	if c.To == "" && (c.OnStop || c.AtEnd == "true" || c.Every > 0 || c.KeepBest) {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"checkpoint: to is missing: set it to the destination, an absolute path that all servers share "+
 				"or s3://bucket/prefix")

@@ -90,11 +90,18 @@ func (s *Saved) RestoreCommand(tables []*rowraft.Schema) string {
 	for _, t := range tables {
 		names = append(names, t.Name)
 	}
-	return restoreCommand(s.Path, names)
+	return RestoreCommand(s.Path, names)
 }
 
-func restoreCommand(path string, tables []string) string {
-	return fmt.Sprintf("rowraft checkpoint restore %s --table %s --replace", path, strings.Join(tables, ","))
+// RestoreCommand returns the command that puts tables of a checkpoint in place and changes no others.
+func RestoreCommand(path string, tables []string) string {
+	var names []string
+	for _, t := range tables {
+		if !slices.Contains(names, t) {
+			names = append(names, t)
+		}
+	}
+	return fmt.Sprintf("rowraft checkpoint restore %s --table %s --replace", path, strings.Join(names, ","))
 }
 
 // readState reads a trainer's state to the end, where the checksum is.
@@ -230,7 +237,7 @@ func (q *Resume) canStart(now *client.Restored, holds func(table string) (bool, 
 			return rowraft.Errorf(rowraft.CodePrecondition,
 				"resume auto finds no checkpoint to resume from, and table %s holds rows: training from step 1 would "+
 					"train half-trained rows. Put the job's newest checkpoint in place first: %s; or start without "+
-					"resume to train these rows on purpose, or drop the tables", t, restoreCommand("DESTINATION/NAME", q.Tables))
+					"resume to train these rows on purpose, or drop the tables", t, RestoreCommand("DESTINATION/NAME", q.Tables))
 		}
 	}
 	return nil

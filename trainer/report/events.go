@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -68,6 +69,68 @@ type Held struct {
 	AUC      Number `json:"auc"`
 	LogLoss  Number `json:"log_loss"`
 	Accuracy Number `json:"accuracy"` // null without classes
+	RMSE     Number `json:"rmse"`     // null unless labels are numbers
+	// Calibration and CalibrationError are Ratio and Error of [Calibration]; null without one.
+	Calibration      Number `json:"calibration"`
+	CalibrationError Number `json:"calibration_error"`
+	Seconds          Number `json:"seconds"` // the scoring took so long, in which this trainer did not train
+	Best             bool   `json:"best"`    // no earlier score of the run was as good
+}
+
+// NewHeld returns the score in r, which was computed after a step.
+func NewHeld(step int64, r *Result) *Held {
+	nan := Number(math.NaN())
+	h := &Held{Step: step, Examples: r.HeldExamples, AUC: r.AUC, LogLoss: r.LogLoss, Accuracy: r.Accuracy, RMSE: r.RMSE,
+		Calibration: nan, CalibrationError: nan}
+	if r.Calibration != nil {
+		h.Calibration, h.CalibrationError = r.Calibration.Ratio, r.Calibration.Error
+	}
+	return h
+}
+
+// Names of metrics.
+const (
+	MetricAUC     = "auc"
+	MetricLogLoss = "log_loss"
+	MetricRMSE    = "rmse"
+)
+
+// Metric returns the number by which scores are compared: the RMSE where labels are numbers, the log loss where they
+// are classes, otherwise the AUC. lower: a smaller number is better.
+func (h *Held) Metric() (name string, value float64, lower bool) {
+	switch {
+	case h.RMSE == h.RMSE:
+		return MetricRMSE, float64(h.RMSE), true
+	case h.Accuracy == h.Accuracy:
+		return MetricLogLoss, float64(h.LogLoss), true
+	}
+	return MetricAUC, float64(h.AUC), false
+}
+
+// MetricName returns the name of a metric for people.
+func MetricName(metric string) string {
+	switch metric {
+	case MetricAUC:
+		return "AUC"
+	case MetricRMSE:
+		return "RMSE"
+	}
+	return strings.ReplaceAll(metric, "_", " ")
+}
+
+// String describes the score for people.
+func (h *Held) String() string {
+	s := fmt.Sprintf("AUC %.4f, log loss %.4f", h.AUC, h.LogLoss)
+	switch {
+	case h.RMSE == h.RMSE:
+		s = fmt.Sprintf("RMSE %.4f", h.RMSE)
+	case h.Accuracy == h.Accuracy:
+		s = fmt.Sprintf("accuracy %.4f, log loss %.4f", h.Accuracy, h.LogLoss)
+	}
+	if h.Calibration == h.Calibration {
+		s += fmt.Sprintf(", calibration %.3f", h.Calibration)
+	}
+	return s
 }
 
 // Observer receives events, one at a time. It must return quickly: steps wait for it.

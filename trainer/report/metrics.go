@@ -12,6 +12,8 @@ type Score struct {
 	Examples int
 	AUC      float64 // NaN if all labels are equal
 	LogLoss  float64 // nats
+	// Calibration is nil without examples.
+	Calibration *Calibration
 }
 
 // Predictions are predictions with their labels.
@@ -27,7 +29,7 @@ type scored struct {
 }
 
 // Score computes the exact AUC, with ties counted half, and the log loss with predictions limited to [1e-7, 1 −
-// 1e-7].
+// 1e-7]. It sorts the examples.
 func (examples Predictions) Score() Score {
 	s := Score{Examples: len(examples), AUC: math.NaN()}
 	if len(examples) == 0 {
@@ -44,6 +46,7 @@ func (examples Predictions) Score() Score {
 	}
 	s.LogLoss /= float64(len(examples))
 	slices.SortFunc(examples, func(a, b scored) int { return cmp.Compare(a.p, b.p) })
+	s.Calibration = examples.calibrate()
 	var below, wins, positives float64 // negatives below; pairs won
 	for i := 0; i < len(examples); {
 		var pos, neg float64

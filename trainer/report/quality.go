@@ -2,7 +2,6 @@ package report
 
 import (
 	"math"
-	"time"
 
 	"github.com/rowraft/rowraft/trainer/models"
 )
@@ -88,31 +87,4 @@ func (q *Quality) FirstLoss() Number {
 		return Number(math.NaN())
 	}
 	return Number(q.firstLoss)
-}
-
-// ClassScore is the quality of a classifier on a set of examples.
-type ClassScore struct {
-	examples, right int
-	loss            float64 // sum over examples, nats
-}
-
-// Add counts a batch, unless the model predicts no classes.
-func (s *ClassScore) Add(b *models.Batch, r *models.Result) {
-	if r.Classes == nil {
-		return
-	}
-	s.right += new(accuracy).add(r.Classes, b.Labels)
-	s.loss += r.Loss * float64(b.N)
-	s.examples += b.N
-}
-
-// Fill sets the score in r, and reports whether there is one.
-func (s *ClassScore) Fill(r *Result) bool {
-	if s.examples == 0 {
-		return false
-	}
-	r.HeldExamples = s.examples
-	r.Accuracy, r.LogLoss = Number(float64(s.right)/float64(s.examples)), Number(s.loss/float64(s.examples))
-	r.FinishedAt = time.Now()
-	return true
 }

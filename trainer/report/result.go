@@ -44,6 +44,13 @@ type Result struct {
 	// The score of the true probabilities; null if they are unknown.
 	BestAUC     Number `json:"best_auc"`
 	BestLogLoss Number `json:"best_log_loss"`
+	// Calibration of the predictions; nil if they were not scored, or are classes.
+	Calibration *Calibration `json:"calibration,omitempty"`
+
+	// BestScore is the best score during the training, of any trainer of the job; nil if none was compared. If no
+	// checkpoint was made of it, SavedScore is the last one with a checkpoint.
+	BestScore  *BestScore `json:"best_score,omitempty"`
+	SavedScore *BestScore `json:"saved_score,omitempty"`
 
 	PushesSent         int64 `json:"pushes_sent"`
 	PushesAcknowledged int64 `json:"pushes_acknowledged"`
@@ -68,6 +75,16 @@ type Result struct {
 	Checkpoint  string `json:"checkpoint,omitempty"`   // checkpoint made at the end or on stop
 
 	Interrupted bool      `json:"interrupted"`
-	Stopped     bool      `json:"stopped,omitempty"` // by rowraft job stop
+	Stopped     bool      `json:"stopped,omitempty"`     // with its job
+	StopReason  string    `json:"stop_reason,omitempty"` // why the job stopped; "": rowraft job stop
 	FinishedAt  time.Time `json:"finished_at"`
+}
+
+// BestScore is a score of the held-out examples during the training, and the checkpoint that was made after it.
+type BestScore struct {
+	Metric     string `json:"metric"` // auc, log_loss or rmse
+	Value      Number `json:"value"`
+	Step       int64  `json:"step"`                 // batches of the trainer that scored
+	Checkpoint string `json:"checkpoint,omitempty"` // DESTINATION/NAME
+	Restore    string `json:"restore,omitempty"`    // the command that puts its rows in place
 }

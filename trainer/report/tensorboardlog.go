@@ -71,7 +71,10 @@ func (b *EventFile) observe(e Event) error {
 		return b.write(e.Time, e.Held.Step,
 			tensorboard.Scalar{Tag: "held/auc", Value: float64(e.Held.AUC)},
 			tensorboard.Scalar{Tag: "held/log_loss", Value: float64(e.Held.LogLoss)},
-			tensorboard.Scalar{Tag: "held/accuracy", Value: float64(e.Held.Accuracy)})
+			tensorboard.Scalar{Tag: "held/accuracy", Value: float64(e.Held.Accuracy)},
+			tensorboard.Scalar{Tag: "held/rmse", Value: float64(e.Held.RMSE)},
+			tensorboard.Scalar{Tag: "held/calibration", Value: float64(e.Held.Calibration)},
+			tensorboard.Scalar{Tag: "held/calibration_error", Value: float64(e.Held.CalibrationError)})
 	case EventDone:
 		if e.Step == b.last.Step {
 			return nil

@@ -1659,6 +1659,7 @@ func (x *AttendMembers) GetFirstStep() uint64 {
 // AttendStop tells a trainer to end in order, as a signal would.
 type AttendStop struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // for people; "": an operator stops the job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1691,6 +1692,13 @@ func (x *AttendStop) ProtoReflect() protoreflect.Message {
 // Deprecated: Use AttendStop.ProtoReflect.Descriptor instead.
 func (*AttendStop) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *AttendStop) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 type AttendWelcome struct {
@@ -4191,9 +4199,10 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"generation\x12\x14\n" +
 	"\x05ranks\x18\x02 \x03(\rR\x05ranks\x12\x1d\n" +
 	"\n" +
-	"first_step\x18\x03 \x01(\x04R\tfirstStep\"\f\n" +
+	"first_step\x18\x03 \x01(\x04R\tfirstStep\"$\n" +
 	"\n" +
-	"AttendStop\"0\n" +
+	"AttendStop\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"0\n" +
 	"\rAttendWelcome\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\"9\n" +

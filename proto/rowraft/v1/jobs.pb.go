@@ -1854,6 +1854,7 @@ type JobInfo struct {
 	LeaseNs            uint64                 `protobuf:"varint,11,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	GenerationInShards uint64                 `protobuf:"varint,12,opt,name=generation_in_shards,json=generationInShards,proto3" json:"generation_in_shards,omitempty"` // that all shards have
 	IdleSinceNs        uint64                 `protobuf:"varint,13,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"`                      // Unix time at which its last member left; 0: it has members
+	Scores             *JobScores             `protobuf:"bytes,14,opt,name=scores,proto3" json:"scores,omitempty"`                                                      // unset: none was reported
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1979,6 +1980,272 @@ func (x *JobInfo) GetIdleSinceNs() uint64 {
 	return 0
 }
 
+func (x *JobInfo) GetScores() *JobScores {
+	if x != nil {
+		return x.Scores
+	}
+	return nil
+}
+
+// JobScore is a score of a job's model on held-out examples.
+type JobScore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Metric        string                 `protobuf:"bytes,1,opt,name=metric,proto3" json:"metric,omitempty"`         // at most 32 bytes: auc, log_loss or rmse
+	Value         float64                `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`         // finite
+	Step          uint64                 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`            // batches that the trainer that scored had trained
+	Checkpoint    string                 `protobuf:"bytes,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"` // DESTINATION/NAME of the checkpoint made after the score, at most 2 KiB; "": none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobScore) Reset() {
+	*x = JobScore{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobScore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobScore) ProtoMessage() {}
+
+func (x *JobScore) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobScore.ProtoReflect.Descriptor instead.
+func (*JobScore) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *JobScore) GetMetric() string {
+	if x != nil {
+		return x.Metric
+	}
+	return ""
+}
+
+func (x *JobScore) GetValue() float64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *JobScore) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *JobScore) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+// JobScores is the record of the scores of a run.
+type JobScores struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Best            *JobScore              `protobuf:"bytes,1,opt,name=best,proto3" json:"best,omitempty"`
+	Saved           *JobScore              `protobuf:"bytes,2,opt,name=saved,proto3" json:"saved,omitempty"` // the last one with a checkpoint; unset: none
+	Last            *JobScore              `protobuf:"bytes,3,opt,name=last,proto3" json:"last,omitempty"`
+	LastIncarnation uint64                 `protobuf:"varint,4,opt,name=last_incarnation,json=lastIncarnation,proto3" json:"last_incarnation,omitempty"` // of the member that reported the last one
+	SinceBest       uint32                 `protobuf:"varint,5,opt,name=since_best,json=sinceBest,proto3" json:"since_best,omitempty"`                   // scores after the best one
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *JobScores) Reset() {
+	*x = JobScores{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobScores) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobScores) ProtoMessage() {}
+
+func (x *JobScores) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobScores.ProtoReflect.Descriptor instead.
+func (*JobScores) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *JobScores) GetBest() *JobScore {
+	if x != nil {
+		return x.Best
+	}
+	return nil
+}
+
+func (x *JobScores) GetSaved() *JobScore {
+	if x != nil {
+		return x.Saved
+	}
+	return nil
+}
+
+func (x *JobScores) GetLast() *JobScore {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+func (x *JobScores) GetLastIncarnation() uint64 {
+	if x != nil {
+		return x.LastIncarnation
+	}
+	return 0
+}
+
+func (x *JobScores) GetSinceBest() uint32 {
+	if x != nil {
+		return x.SinceBest
+	}
+	return 0
+}
+
+type ReportScoreRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Identity *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	// With a checkpoint it names the checkpoint of a score that was reported before, and is no score of its own.
+	Score         *JobScore `protobuf:"bytes,2,opt,name=score,proto3" json:"score,omitempty"`
+	LowerIsBetter bool      `protobuf:"varint,3,opt,name=lower_is_better,json=lowerIsBetter,proto3" json:"lower_is_better,omitempty"`
+	MinDelta      float64   `protobuf:"fixed64,4,opt,name=min_delta,json=minDelta,proto3" json:"min_delta,omitempty"` // a score is the best one if it is better by more than this; at least 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportScoreRequest) Reset() {
+	*x = ReportScoreRequest{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportScoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportScoreRequest) ProtoMessage() {}
+
+func (x *ReportScoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportScoreRequest.ProtoReflect.Descriptor instead.
+func (*ReportScoreRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ReportScoreRequest) GetIdentity() *JobIdentity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *ReportScoreRequest) GetScore() *JobScore {
+	if x != nil {
+		return x.Score
+	}
+	return nil
+}
+
+func (x *ReportScoreRequest) GetLowerIsBetter() bool {
+	if x != nil {
+		return x.LowerIsBetter
+	}
+	return false
+}
+
+func (x *ReportScoreRequest) GetMinDelta() float64 {
+	if x != nil {
+		return x.MinDelta
+	}
+	return 0
+}
+
+type ReportScoreReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Scores        *JobScores             `protobuf:"bytes,1,opt,name=scores,proto3" json:"scores,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportScoreReply) Reset() {
+	*x = ReportScoreReply{}
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportScoreReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportScoreReply) ProtoMessage() {}
+
+func (x *ReportScoreReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportScoreReply.ProtoReflect.Descriptor instead.
+func (*ReportScoreReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReportScoreReply) GetScores() *JobScores {
+	if x != nil {
+		return x.Scores
+	}
+	return nil
+}
+
 type MemberInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Member        *RunMember             `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
@@ -1991,7 +2258,7 @@ type MemberInfo struct {
 
 func (x *MemberInfo) Reset() {
 	*x = MemberInfo{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2270,7 @@ func (x *MemberInfo) String() string {
 func (*MemberInfo) ProtoMessage() {}
 
 func (x *MemberInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[25]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2283,7 @@ func (x *MemberInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberInfo.ProtoReflect.Descriptor instead.
 func (*MemberInfo) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MemberInfo) GetMember() *RunMember {
@@ -2050,13 +2317,14 @@ func (x *MemberInfo) GetBeat() *WorkerBeat {
 type StopJobRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"` // for people; "": an operator stops it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StopJobRequest) Reset() {
 	*x = StopJobRequest{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[26]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2336,7 @@ func (x *StopJobRequest) String() string {
 func (*StopJobRequest) ProtoMessage() {}
 
 func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[26]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,12 +2349,19 @@ func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobRequest.ProtoReflect.Descriptor instead.
 func (*StopJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StopJobRequest) GetJob() string {
 	if x != nil {
 		return x.Job
+	}
+	return ""
+}
+
+func (x *StopJobRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -2100,7 +2375,7 @@ type StopJobReply struct {
 
 func (x *StopJobReply) Reset() {
 	*x = StopJobReply{}
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[27]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2387,7 @@ func (x *StopJobReply) String() string {
 func (*StopJobReply) ProtoMessage() {}
 
 func (x *StopJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_jobs_proto_msgTypes[27]
+	mi := &file_rowraft_v1_jobs_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2400,7 @@ func (x *StopJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobReply.ProtoReflect.Descriptor instead.
 func (*StopJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StopJobReply) GetJob() *JobInfo {
@@ -2282,7 +2557,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x12DescribeJobRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\"9\n" +
 	"\x10DescribeJobReply\x12%\n" +
-	"\x03job\x18\x01 \x01(\v2\x13.rowraft.v1.JobInfoR\x03job\"\xc7\x03\n" +
+	"\x03job\x18\x01 \x01(\v2\x13.rowraft.v1.JobInfoR\x03job\"\xf6\x03\n" +
 	"\aJobInfo\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -2299,15 +2574,38 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	" \x03(\v2\x16.rowraft.v1.MemberInfoR\amembers\x12\x19\n" +
 	"\blease_ns\x18\v \x01(\x04R\aleaseNs\x120\n" +
 	"\x14generation_in_shards\x18\f \x01(\x04R\x12generationInShards\x12\"\n" +
-	"\ridle_since_ns\x18\r \x01(\x04R\vidleSinceNs\"\xab\x01\n" +
+	"\ridle_since_ns\x18\r \x01(\x04R\vidleSinceNs\x12-\n" +
+	"\x06scores\x18\x0e \x01(\v2\x15.rowraft.v1.JobScoresR\x06scores\"l\n" +
+	"\bJobScore\x12\x16\n" +
+	"\x06metric\x18\x01 \x01(\tR\x06metric\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\x04R\x04step\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x04 \x01(\tR\n" +
+	"checkpoint\"\xd5\x01\n" +
+	"\tJobScores\x12(\n" +
+	"\x04best\x18\x01 \x01(\v2\x14.rowraft.v1.JobScoreR\x04best\x12*\n" +
+	"\x05saved\x18\x02 \x01(\v2\x14.rowraft.v1.JobScoreR\x05saved\x12(\n" +
+	"\x04last\x18\x03 \x01(\v2\x14.rowraft.v1.JobScoreR\x04last\x12)\n" +
+	"\x10last_incarnation\x18\x04 \x01(\x04R\x0flastIncarnation\x12\x1d\n" +
+	"\n" +
+	"since_best\x18\x05 \x01(\rR\tsinceBest\"\xba\x01\n" +
+	"\x12ReportScoreRequest\x123\n" +
+	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12*\n" +
+	"\x05score\x18\x02 \x01(\v2\x14.rowraft.v1.JobScoreR\x05score\x12&\n" +
+	"\x0flower_is_better\x18\x03 \x01(\bR\rlowerIsBetter\x12\x1b\n" +
+	"\tmin_delta\x18\x04 \x01(\x01R\bminDelta\"A\n" +
+	"\x10ReportScoreReply\x12-\n" +
+	"\x06scores\x18\x01 \x01(\v2\x15.rowraft.v1.JobScoresR\x06scores\"\xab\x01\n" +
 	"\n" +
 	"MemberInfo\x12-\n" +
 	"\x06member\x18\x01 \x01(\v2\x15.rowraft.v1.RunMemberR\x06member\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12$\n" +
 	"\x0esince_heard_ns\x18\x03 \x01(\x04R\fsinceHeardNs\x12*\n" +
-	"\x04beat\x18\x04 \x01(\v2\x16.rowraft.v1.WorkerBeatR\x04beat\"\"\n" +
+	"\x04beat\x18\x04 \x01(\v2\x16.rowraft.v1.WorkerBeatR\x04beat\":\n" +
 	"\x0eStopJobRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\"5\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"5\n" +
 	"\fStopJobReply\x12%\n" +
 	"\x03job\x18\x01 \x01(\v2\x13.rowraft.v1.JobInfoR\x03job*}\n" +
 	"\bJobState\x12\x19\n" +
@@ -2322,7 +2620,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x12MEMBER_STATE_ENDED\x10\x02\x12\x18\n" +
 	"\x14MEMBER_STATE_STOPPED\x10\x03\x12\x15\n" +
 	"\x11MEMBER_STATE_LOST\x10\x04\x12\x17\n" +
-	"\x13MEMBER_STATE_FAILED\x10\x052\xdb\x04\n" +
+	"\x13MEMBER_STATE_FAILED\x10\x052\xa8\x05\n" +
 	"\x04Jobs\x129\n" +
 	"\x05Enter\x12\x18.rowraft.v1.EnterRequest\x1a\x16.rowraft.v1.EnterReply\x129\n" +
 	"\x05Leave\x12\x18.rowraft.v1.LeaveRequest\x1a\x16.rowraft.v1.LeaveReply\x129\n" +
@@ -2331,7 +2629,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\bEndSplit\x12\x1b.rowraft.v1.EndSplitRequest\x1a\x19.rowraft.v1.EndSplitReply\x12B\n" +
 	"\bListJobs\x12\x1b.rowraft.v1.ListJobsRequest\x1a\x19.rowraft.v1.ListJobsReply\x12K\n" +
 	"\vDescribeJob\x12\x1e.rowraft.v1.DescribeJobRequest\x1a\x1c.rowraft.v1.DescribeJobReply\x12?\n" +
-	"\aStopJob\x12\x1a.rowraft.v1.StopJobRequest\x1a\x18.rowraft.v1.StopJobReply\x12E\n" +
+	"\aStopJob\x12\x1a.rowraft.v1.StopJobRequest\x1a\x18.rowraft.v1.StopJobReply\x12K\n" +
+	"\vReportScore\x12\x1e.rowraft.v1.ReportScoreRequest\x1a\x1c.rowraft.v1.ReportScoreReply\x12E\n" +
 	"\tDeleteJob\x12\x1c.rowraft.v1.DeleteJobRequest\x1a\x1a.rowraft.v1.DeleteJobReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
 var (
@@ -2347,7 +2646,7 @@ func file_rowraft_v1_jobs_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_jobs_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rowraft_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_rowraft_v1_jobs_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(JobState)(0),              // 0: rowraft.v1.JobState
 	(MemberState)(0),           // 1: rowraft.v1.MemberState
@@ -2376,9 +2675,13 @@ var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(*DescribeJobRequest)(nil), // 24: rowraft.v1.DescribeJobRequest
 	(*DescribeJobReply)(nil),   // 25: rowraft.v1.DescribeJobReply
 	(*JobInfo)(nil),            // 26: rowraft.v1.JobInfo
-	(*MemberInfo)(nil),         // 27: rowraft.v1.MemberInfo
-	(*StopJobRequest)(nil),     // 28: rowraft.v1.StopJobRequest
-	(*StopJobReply)(nil),       // 29: rowraft.v1.StopJobReply
+	(*JobScore)(nil),           // 27: rowraft.v1.JobScore
+	(*JobScores)(nil),          // 28: rowraft.v1.JobScores
+	(*ReportScoreRequest)(nil), // 29: rowraft.v1.ReportScoreRequest
+	(*ReportScoreReply)(nil),   // 30: rowraft.v1.ReportScoreReply
+	(*MemberInfo)(nil),         // 31: rowraft.v1.MemberInfo
+	(*StopJobRequest)(nil),     // 32: rowraft.v1.StopJobRequest
+	(*StopJobReply)(nil),       // 33: rowraft.v1.StopJobReply
 }
 var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.RunMember.state:type_name -> rowraft.v1.MemberState
@@ -2399,33 +2702,42 @@ var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	0,  // 15: rowraft.v1.JobInfo.state:type_name -> rowraft.v1.JobState
 	4,  // 16: rowraft.v1.JobInfo.settings:type_name -> rowraft.v1.JobSetting
 	6,  // 17: rowraft.v1.JobInfo.data:type_name -> rowraft.v1.JobData
-	27, // 18: rowraft.v1.JobInfo.members:type_name -> rowraft.v1.MemberInfo
-	5,  // 19: rowraft.v1.MemberInfo.member:type_name -> rowraft.v1.RunMember
-	21, // 20: rowraft.v1.MemberInfo.beat:type_name -> rowraft.v1.WorkerBeat
-	26, // 21: rowraft.v1.StopJobReply.job:type_name -> rowraft.v1.JobInfo
-	10, // 22: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
-	12, // 23: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
-	14, // 24: rowraft.v1.Jobs.Renew:input_type -> rowraft.v1.RenewRequest
-	17, // 25: rowraft.v1.Jobs.NextSplit:input_type -> rowraft.v1.NextSplitRequest
-	19, // 26: rowraft.v1.Jobs.EndSplit:input_type -> rowraft.v1.EndSplitRequest
-	22, // 27: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
-	24, // 28: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
-	28, // 29: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
-	2,  // 30: rowraft.v1.Jobs.DeleteJob:input_type -> rowraft.v1.DeleteJobRequest
-	11, // 31: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
-	13, // 32: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
-	15, // 33: rowraft.v1.Jobs.Renew:output_type -> rowraft.v1.RenewReply
-	18, // 34: rowraft.v1.Jobs.NextSplit:output_type -> rowraft.v1.NextSplitReply
-	20, // 35: rowraft.v1.Jobs.EndSplit:output_type -> rowraft.v1.EndSplitReply
-	23, // 36: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
-	25, // 37: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
-	29, // 38: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply
-	3,  // 39: rowraft.v1.Jobs.DeleteJob:output_type -> rowraft.v1.DeleteJobReply
-	31, // [31:40] is the sub-list for method output_type
-	22, // [22:31] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	31, // 18: rowraft.v1.JobInfo.members:type_name -> rowraft.v1.MemberInfo
+	28, // 19: rowraft.v1.JobInfo.scores:type_name -> rowraft.v1.JobScores
+	27, // 20: rowraft.v1.JobScores.best:type_name -> rowraft.v1.JobScore
+	27, // 21: rowraft.v1.JobScores.saved:type_name -> rowraft.v1.JobScore
+	27, // 22: rowraft.v1.JobScores.last:type_name -> rowraft.v1.JobScore
+	9,  // 23: rowraft.v1.ReportScoreRequest.identity:type_name -> rowraft.v1.JobIdentity
+	27, // 24: rowraft.v1.ReportScoreRequest.score:type_name -> rowraft.v1.JobScore
+	28, // 25: rowraft.v1.ReportScoreReply.scores:type_name -> rowraft.v1.JobScores
+	5,  // 26: rowraft.v1.MemberInfo.member:type_name -> rowraft.v1.RunMember
+	21, // 27: rowraft.v1.MemberInfo.beat:type_name -> rowraft.v1.WorkerBeat
+	26, // 28: rowraft.v1.StopJobReply.job:type_name -> rowraft.v1.JobInfo
+	10, // 29: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
+	12, // 30: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
+	14, // 31: rowraft.v1.Jobs.Renew:input_type -> rowraft.v1.RenewRequest
+	17, // 32: rowraft.v1.Jobs.NextSplit:input_type -> rowraft.v1.NextSplitRequest
+	19, // 33: rowraft.v1.Jobs.EndSplit:input_type -> rowraft.v1.EndSplitRequest
+	22, // 34: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
+	24, // 35: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
+	32, // 36: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
+	29, // 37: rowraft.v1.Jobs.ReportScore:input_type -> rowraft.v1.ReportScoreRequest
+	2,  // 38: rowraft.v1.Jobs.DeleteJob:input_type -> rowraft.v1.DeleteJobRequest
+	11, // 39: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
+	13, // 40: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
+	15, // 41: rowraft.v1.Jobs.Renew:output_type -> rowraft.v1.RenewReply
+	18, // 42: rowraft.v1.Jobs.NextSplit:output_type -> rowraft.v1.NextSplitReply
+	20, // 43: rowraft.v1.Jobs.EndSplit:output_type -> rowraft.v1.EndSplitReply
+	23, // 44: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
+	25, // 45: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
+	33, // 46: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply
+	30, // 47: rowraft.v1.Jobs.ReportScore:output_type -> rowraft.v1.ReportScoreReply
+	3,  // 48: rowraft.v1.Jobs.DeleteJob:output_type -> rowraft.v1.DeleteJobReply
+	39, // [39:49] is the sub-list for method output_type
+	29, // [29:39] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_jobs_proto_init() }
@@ -2439,7 +2751,7 @@ func file_rowraft_v1_jobs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_jobs_proto_rawDesc), len(file_rowraft_v1_jobs_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   28,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const (
 	Jobs_ListJobs_FullMethodName    = "/rowraft.v1.Jobs/ListJobs"
 	Jobs_DescribeJob_FullMethodName = "/rowraft.v1.Jobs/DescribeJob"
 	Jobs_StopJob_FullMethodName     = "/rowraft.v1.Jobs/StopJob"
+	Jobs_ReportScore_FullMethodName = "/rowraft.v1.Jobs/ReportScore"
 	Jobs_DeleteJob_FullMethodName   = "/rowraft.v1.Jobs/DeleteJob"
 )
 
@@ -54,6 +55,9 @@ type JobsClient interface {
 	DescribeJob(ctx context.Context, in *DescribeJobRequest, opts ...grpc.CallOption) (*DescribeJobReply, error)
 	// StopJob has the members of a job end in order; it returns at once.
 	StopJob(ctx context.Context, in *StopJobRequest, opts ...grpc.CallOption) (*StopJobReply, error)
+	// ReportScore records a score of the job's model on held-out examples and returns
+	// the record of the run. A repeated call changes nothing.
+	ReportScore(ctx context.Context, in *ReportScoreRequest, opts ...grpc.CallOption) (*ReportScoreReply, error)
 	// DeleteJob removes a job without members from the registry.
 	DeleteJob(ctx context.Context, in *DeleteJobRequest, opts ...grpc.CallOption) (*DeleteJobReply, error)
 }
@@ -146,6 +150,16 @@ func (c *jobsClient) StopJob(ctx context.Context, in *StopJobRequest, opts ...gr
 	return out, nil
 }
 
+func (c *jobsClient) ReportScore(ctx context.Context, in *ReportScoreRequest, opts ...grpc.CallOption) (*ReportScoreReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportScoreReply)
+	err := c.cc.Invoke(ctx, Jobs_ReportScore_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *jobsClient) DeleteJob(ctx context.Context, in *DeleteJobRequest, opts ...grpc.CallOption) (*DeleteJobReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteJobReply)
@@ -180,6 +194,9 @@ type JobsServer interface {
 	DescribeJob(context.Context, *DescribeJobRequest) (*DescribeJobReply, error)
 	// StopJob has the members of a job end in order; it returns at once.
 	StopJob(context.Context, *StopJobRequest) (*StopJobReply, error)
+	// ReportScore records a score of the job's model on held-out examples and returns
+	// the record of the run. A repeated call changes nothing.
+	ReportScore(context.Context, *ReportScoreRequest) (*ReportScoreReply, error)
 	// DeleteJob removes a job without members from the registry.
 	DeleteJob(context.Context, *DeleteJobRequest) (*DeleteJobReply, error)
 	mustEmbedUnimplementedJobsServer()
@@ -215,6 +232,9 @@ func (UnimplementedJobsServer) DescribeJob(context.Context, *DescribeJobRequest)
 }
 func (UnimplementedJobsServer) StopJob(context.Context, *StopJobRequest) (*StopJobReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method StopJob not implemented")
+}
+func (UnimplementedJobsServer) ReportScore(context.Context, *ReportScoreRequest) (*ReportScoreReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportScore not implemented")
 }
 func (UnimplementedJobsServer) DeleteJob(context.Context, *DeleteJobRequest) (*DeleteJobReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteJob not implemented")
@@ -384,6 +404,24 @@ func _Jobs_StopJob_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Jobs_ReportScore_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportScoreRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).ReportScore(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_ReportScore_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).ReportScore(ctx, req.(*ReportScoreRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Jobs_DeleteJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteJobRequest)
 	if err := dec(in); err != nil {
@@ -440,6 +478,10 @@ var Jobs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "StopJob",
 			Handler:    _Jobs_StopJob_Handler,
+		},
+		{
+			MethodName: "ReportScore",
+			Handler:    _Jobs_ReportScore_Handler,
 		},
 		{
 			MethodName: "DeleteJob",

@@ -54,6 +54,7 @@ type MetaCommand struct {
 	//	*MetaCommand_ForgetRun
 	//	*MetaCommand_SettleSplits
 	//	*MetaCommand_ForgetJob
+	//	*MetaCommand_ReportScore
 	//	*MetaCommand_SetIntent
 	//	*MetaCommand_EndOperation
 	//	*MetaCommand_RetireNode
@@ -356,6 +357,15 @@ func (x *MetaCommand) GetForgetJob() *MetaForgetJob {
 	return nil
 }
 
+func (x *MetaCommand) GetReportScore() *ReportScoreRequest {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_ReportScore); ok {
+			return x.ReportScore
+		}
+	}
+	return nil
+}
+
 func (x *MetaCommand) GetSetIntent() *MetaSetIntent {
 	if x != nil {
 		if x, ok := x.Command.(*MetaCommand_SetIntent); ok {
@@ -542,6 +552,10 @@ type MetaCommand_ForgetJob struct {
 	ForgetJob *MetaForgetJob `protobuf:"bytes,58,opt,name=forget_job,json=forgetJob,proto3,oneof"`
 }
 
+type MetaCommand_ReportScore struct {
+	ReportScore *ReportScoreRequest `protobuf:"bytes,59,opt,name=report_score,json=reportScore,proto3,oneof"`
+}
+
 type MetaCommand_SetIntent struct {
 	SetIntent *MetaSetIntent `protobuf:"bytes,67,opt,name=set_intent,json=setIntent,proto3,oneof"`
 }
@@ -625,6 +639,8 @@ func (*MetaCommand_ForgetRun) isMetaCommand_Command() {}
 func (*MetaCommand_SettleSplits) isMetaCommand_Command() {}
 
 func (*MetaCommand_ForgetJob) isMetaCommand_Command() {}
+
+func (*MetaCommand_ReportScore) isMetaCommand_Command() {}
 
 func (*MetaCommand_SetIntent) isMetaCommand_Command() {}
 
@@ -1903,6 +1919,7 @@ type MetaStopJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1949,6 +1966,13 @@ func (x *MetaStopJob) GetRun() []byte {
 		return x.Run
 	}
 	return nil
+}
+
+func (x *MetaStopJob) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // MetaStartGeneration fixes the first step of a generation, before it is driven into any
@@ -2139,7 +2163,7 @@ type MetaRun struct {
 	Gather      bool                   `protobuf:"varint,6,opt,name=gather,proto3" json:"gather,omitempty"`         // generation 1 wants all of them
 	LeaseNs     uint64                 `protobuf:"varint,7,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	State       JobState               `protobuf:"varint,8,opt,name=state,proto3,enum=rowraft.v1.JobState" json:"state,omitempty"`
-	Reason      string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // why it failed
+	Reason      string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // why it failed or was stopped
 	Stopping    bool                   `protobuf:"varint,10,opt,name=stopping,proto3" json:"stopping,omitempty"`
 	Checkpoint  string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it went on from
 	TableEpoch  uint64                 `protobuf:"varint,12,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // in which it began
@@ -2157,9 +2181,10 @@ type MetaRun struct {
 	Tables      []uint64               `protobuf:"varint,24,rep,packed,name=tables,proto3" json:"tables,omitempty"`                         // ids of the tables that its members train, as they said in Attend; ascending
 	// The job's run before this one, without a previous run of its own; unset after a member of this run has attended
 	// or was given a split. It is the job's run again if this one ends before that.
-	Previous      *MetaRun `protobuf:"bytes,25,opt,name=previous,proto3" json:"previous,omitempty"`
-	StepsBefore   uint64   `protobuf:"varint,26,opt,name=steps_before,json=stepsBefore,proto3" json:"steps_before,omitempty"` // steps of the job in the runs before this one, on the same tables
-	Steps         uint64   `protobuf:"varint,27,opt,name=steps,proto3" json:"steps,omitempty"`                                // steps in this run of the members that left; mode sync: of the job
+	Previous      *MetaRun   `protobuf:"bytes,25,opt,name=previous,proto3" json:"previous,omitempty"`
+	StepsBefore   uint64     `protobuf:"varint,26,opt,name=steps_before,json=stepsBefore,proto3" json:"steps_before,omitempty"` // steps of the job in the runs before this one, on the same tables
+	Steps         uint64     `protobuf:"varint,27,opt,name=steps,proto3" json:"steps,omitempty"`                                // steps in this run of the members that left; mode sync: of the job
+	Scores        *JobScores `protobuf:"bytes,28,opt,name=scores,proto3" json:"scores,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2381,6 +2406,13 @@ func (x *MetaRun) GetSteps() uint64 {
 		return x.Steps
 	}
 	return 0
+}
+
+func (x *MetaRun) GetScores() *JobScores {
+	if x != nil {
+		return x.Scores
+	}
+	return nil
 }
 
 // MetaState is the payload of a snapshot: all that the scheduler knows.
@@ -3399,7 +3431,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xd4\x11\n" +
+	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\x99\x12\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -3435,7 +3467,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12C\n" +
 	"\rsettle_splits\x189 \x01(\v2\x1c.rowraft.v1.MetaSettleSplitsH\x00R\fsettleSplits\x12:\n" +
 	"\n" +
-	"forget_job\x18: \x01(\v2\x19.rowraft.v1.MetaForgetJobH\x00R\tforgetJob\x12:\n" +
+	"forget_job\x18: \x01(\v2\x19.rowraft.v1.MetaForgetJobH\x00R\tforgetJob\x12C\n" +
+	"\freport_score\x18; \x01(\v2\x1e.rowraft.v1.ReportScoreRequestH\x00R\vreportScore\x12:\n" +
 	"\n" +
 	"set_intent\x18C \x01(\v2\x19.rowraft.v1.MetaSetIntentH\x00R\tsetIntent\x12C\n" +
 	"\rend_operation\x18D \x01(\v2\x1c.rowraft.v1.MetaEndOperationH\x00R\fendOperation\x12=\n" +
@@ -3524,10 +3557,11 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\fMetaEndSplit\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
-	"\x05split\x18\x03 \x01(\x04R\x05split\"1\n" +
+	"\x05split\x18\x03 \x01(\x04R\x05split\"I\n" +
 	"\vMetaStopJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\"x\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"x\n" +
 	"\x13MetaStartGeneration\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x1e\n" +
@@ -3541,7 +3575,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x10MetaSettleSplits\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x120\n" +
-	"\x06splits\x18\x03 \x03(\v2\x18.rowraft.v1.SplitSettledR\x06splits\"\xd5\x06\n" +
+	"\x06splits\x18\x03 \x03(\v2\x18.rowraft.v1.SplitSettledR\x06splits\"\x84\a\n" +
 	"\aMetaRun\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -3577,7 +3611,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x06tables\x18\x18 \x03(\x04R\x06tables\x12/\n" +
 	"\bprevious\x18\x19 \x01(\v2\x13.rowraft.v1.MetaRunR\bprevious\x12!\n" +
 	"\fsteps_before\x18\x1a \x01(\x04R\vstepsBefore\x12\x14\n" +
-	"\x05steps\x18\x1b \x01(\x04R\x05steps\"\xe1\x05\n" +
+	"\x05steps\x18\x1b \x01(\x04R\x05steps\x12-\n" +
+	"\x06scores\x18\x1c \x01(\v2\x15.rowraft.v1.JobScoresR\x06scores\"\xe1\x05\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -3724,31 +3759,33 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaBeginPolicyRun)(nil),   // 41: rowraft.v1.MetaBeginPolicyRun
 	(*MetaEndPolicyRun)(nil),     // 42: rowraft.v1.MetaEndPolicyRun
 	(*MetaForgetCheckpoint)(nil), // 43: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 44: rowraft.v1.Node
-	(*Shard)(nil),                // 45: rowraft.v1.Shard
-	(*SlotRange)(nil),            // 46: rowraft.v1.SlotRange
-	(*TableSchema)(nil),          // 47: rowraft.v1.TableSchema
-	(*JobIdentity)(nil),          // 48: rowraft.v1.JobIdentity
-	(*Replica)(nil),              // 49: rowraft.v1.Replica
-	(MoveReason)(0),              // 50: rowraft.v1.MoveReason
-	(NodeIntent)(0),              // 51: rowraft.v1.NodeIntent
-	(OperationKind)(0),           // 52: rowraft.v1.OperationKind
-	(*JoinToken)(nil),            // 53: rowraft.v1.JoinToken
-	(*JoinUse)(nil),              // 54: rowraft.v1.JoinUse
-	(MovePhase)(0),               // 55: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 56: rowraft.v1.EnterRequest
-	(MemberState)(0),             // 57: rowraft.v1.MemberState
-	(*SplitReached)(nil),         // 58: rowraft.v1.SplitReached
-	(*SplitSettled)(nil),         // 59: rowraft.v1.SplitSettled
-	(*JobSetting)(nil),           // 60: rowraft.v1.JobSetting
-	(JobState)(0),                // 61: rowraft.v1.JobState
-	(*RunMember)(nil),            // 62: rowraft.v1.RunMember
-	(*JobData)(nil),              // 63: rowraft.v1.JobData
-	(*Map)(nil),                  // 64: rowraft.v1.Map
-	(*Move)(nil),                 // 65: rowraft.v1.Move
-	(*Operation)(nil),            // 66: rowraft.v1.Operation
-	(*CheckpointPolicy)(nil),     // 67: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 68: rowraft.v1.PolicyRecord
+	(*ReportScoreRequest)(nil),   // 44: rowraft.v1.ReportScoreRequest
+	(*Node)(nil),                 // 45: rowraft.v1.Node
+	(*Shard)(nil),                // 46: rowraft.v1.Shard
+	(*SlotRange)(nil),            // 47: rowraft.v1.SlotRange
+	(*TableSchema)(nil),          // 48: rowraft.v1.TableSchema
+	(*JobIdentity)(nil),          // 49: rowraft.v1.JobIdentity
+	(*Replica)(nil),              // 50: rowraft.v1.Replica
+	(MoveReason)(0),              // 51: rowraft.v1.MoveReason
+	(NodeIntent)(0),              // 52: rowraft.v1.NodeIntent
+	(OperationKind)(0),           // 53: rowraft.v1.OperationKind
+	(*JoinToken)(nil),            // 54: rowraft.v1.JoinToken
+	(*JoinUse)(nil),              // 55: rowraft.v1.JoinUse
+	(MovePhase)(0),               // 56: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 57: rowraft.v1.EnterRequest
+	(MemberState)(0),             // 58: rowraft.v1.MemberState
+	(*SplitReached)(nil),         // 59: rowraft.v1.SplitReached
+	(*SplitSettled)(nil),         // 60: rowraft.v1.SplitSettled
+	(*JobSetting)(nil),           // 61: rowraft.v1.JobSetting
+	(JobState)(0),                // 62: rowraft.v1.JobState
+	(*RunMember)(nil),            // 63: rowraft.v1.RunMember
+	(*JobData)(nil),              // 64: rowraft.v1.JobData
+	(*JobScores)(nil),            // 65: rowraft.v1.JobScores
+	(*Map)(nil),                  // 66: rowraft.v1.Map
+	(*Move)(nil),                 // 67: rowraft.v1.Move
+	(*Operation)(nil),            // 68: rowraft.v1.Operation
+	(*CheckpointPolicy)(nil),     // 69: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 70: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -3779,64 +3816,66 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	26, // 25: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
 	27, // 26: rowraft.v1.MetaCommand.settle_splits:type_name -> rowraft.v1.MetaSettleSplits
 	21, // 27: rowraft.v1.MetaCommand.forget_job:type_name -> rowraft.v1.MetaForgetJob
-	10, // 28: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
-	11, // 29: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
-	12, // 30: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
-	14, // 31: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
-	15, // 32: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
-	16, // 33: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
-	8,  // 34: rowraft.v1.MetaCommand.raise_version:type_name -> rowraft.v1.MetaRaiseVersion
-	44, // 35: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	45, // 36: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	46, // 37: rowraft.v1.MetaCreateShards.slots:type_name -> rowraft.v1.SlotRange
-	47, // 38: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	48, // 39: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
-	49, // 40: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	50, // 41: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
-	51, // 42: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
-	51, // 43: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
-	52, // 44: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
-	53, // 45: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
-	13, // 46: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
-	54, // 47: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
-	55, // 48: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	55, // 49: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	56, // 50: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	48, // 51: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	57, // 52: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	58, // 53: rowraft.v1.MetaLeaveJob.splits:type_name -> rowraft.v1.SplitReached
-	48, // 54: rowraft.v1.MetaTakeSplit.identity:type_name -> rowraft.v1.JobIdentity
-	48, // 55: rowraft.v1.MetaEndSplit.identity:type_name -> rowraft.v1.JobIdentity
-	59, // 56: rowraft.v1.MetaSettleSplits.splits:type_name -> rowraft.v1.SplitSettled
-	60, // 57: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	61, // 58: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	62, // 59: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	63, // 60: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	28, // 61: rowraft.v1.MetaRun.previous:type_name -> rowraft.v1.MetaRun
-	64, // 62: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	65, // 63: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	65, // 64: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	31, // 65: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	32, // 66: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	38, // 67: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 68: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	28, // 69: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	66, // 70: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
-	13, // 71: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
-	47, // 72: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	36, // 73: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	32, // 74: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	33, // 75: rowraft.v1.MetaRestored.trained:type_name -> rowraft.v1.MetaTrained
-	48, // 76: rowraft.v1.MetaAttend.identity:type_name -> rowraft.v1.JobIdentity
-	48, // 77: rowraft.v1.MetaDetach.identity:type_name -> rowraft.v1.JobIdentity
-	67, // 78: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	68, // 79: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	67, // 80: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	81, // [81:81] is the sub-list for method output_type
-	81, // [81:81] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	44, // 28: rowraft.v1.MetaCommand.report_score:type_name -> rowraft.v1.ReportScoreRequest
+	10, // 29: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
+	11, // 30: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
+	12, // 31: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
+	14, // 32: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
+	15, // 33: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
+	16, // 34: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
+	8,  // 35: rowraft.v1.MetaCommand.raise_version:type_name -> rowraft.v1.MetaRaiseVersion
+	45, // 36: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	46, // 37: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	47, // 38: rowraft.v1.MetaCreateShards.slots:type_name -> rowraft.v1.SlotRange
+	48, // 39: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	49, // 40: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
+	50, // 41: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	51, // 42: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
+	52, // 43: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
+	52, // 44: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
+	53, // 45: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
+	54, // 46: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
+	13, // 47: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
+	55, // 48: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
+	56, // 49: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	56, // 50: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	57, // 51: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	49, // 52: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	58, // 53: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	59, // 54: rowraft.v1.MetaLeaveJob.splits:type_name -> rowraft.v1.SplitReached
+	49, // 55: rowraft.v1.MetaTakeSplit.identity:type_name -> rowraft.v1.JobIdentity
+	49, // 56: rowraft.v1.MetaEndSplit.identity:type_name -> rowraft.v1.JobIdentity
+	60, // 57: rowraft.v1.MetaSettleSplits.splits:type_name -> rowraft.v1.SplitSettled
+	61, // 58: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	62, // 59: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	63, // 60: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	64, // 61: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	28, // 62: rowraft.v1.MetaRun.previous:type_name -> rowraft.v1.MetaRun
+	65, // 63: rowraft.v1.MetaRun.scores:type_name -> rowraft.v1.JobScores
+	66, // 64: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	67, // 65: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	67, // 66: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	31, // 67: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	32, // 68: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	38, // 69: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 70: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	28, // 71: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	68, // 72: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	13, // 73: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
+	48, // 74: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	36, // 75: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	32, // 76: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	33, // 77: rowraft.v1.MetaRestored.trained:type_name -> rowraft.v1.MetaTrained
+	49, // 78: rowraft.v1.MetaAttend.identity:type_name -> rowraft.v1.JobIdentity
+	49, // 79: rowraft.v1.MetaDetach.identity:type_name -> rowraft.v1.JobIdentity
+	69, // 80: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	70, // 81: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	69, // 82: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	83, // [83:83] is the sub-list for method output_type
+	83, // [83:83] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -3877,6 +3916,7 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_ForgetRun)(nil),
 		(*MetaCommand_SettleSplits)(nil),
 		(*MetaCommand_ForgetJob)(nil),
+		(*MetaCommand_ReportScore)(nil),
 		(*MetaCommand_SetIntent)(nil),
 		(*MetaCommand_EndOperation)(nil),
 		(*MetaCommand_RetireNode)(nil),

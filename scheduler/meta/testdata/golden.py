@@ -128,6 +128,18 @@ open(os.path.join(here, "start_generation.entry"), "wb").write(frame(b"RRME", da
 open(os.path.join(here, "forget_run.entry"), "wb").write(frame(b"RRME", data(56, data(1, run))))
 open(os.path.join(here, "ended_runs.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(51, run)))
 
+# A score of held-out examples: AUC 0.75 after 900 steps, better only by more than 0.001. The run's best score, which has
+# a checkpoint, is 0.75, and one score came after it. 0.75 is 3FE8…, 0.5 is 3FE0….
+score = data(1, b"auc") + fixed64(2, 0x3FE8000000000000) + num(3, 900)
+report = data(1, me) + data(2, score) + num(3, 1) + fixed64(4, 0x3F50624DD2F1A9FC)
+open(os.path.join(here, "report_score.entry"), "wb").write(frame(b"RRME", data(59, report)))
+best = score + data(4, b"/c/best")
+last = data(1, b"auc") + fixed64(2, 0x3FE0000000000000) + num(3, 1000)
+run_scores = data(1, best) + data(2, best) + data(3, last) + num(4, 6) + num(5, 1)
+scored = (data(1, b"ctr") + data(2, run) + num(3, 2) + num(5, 3) + num(7, 10 * 10**9) + num(8, 1) + num(12, 1) + data(13, there)
+          + data(14, plan) + data(28, run_scores))
+open(os.path.join(here, "scores.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + num(3, 6) + data(50, scored)))
+
 # What all servers understand: a version 2 that there is not yet. Field 9 of a map.
 open(os.path.join(here, "raise_version.entry"), "wb").write(frame(b"RRME", data(80, num(1, 2))))
 cmap = data(1, b"c-1") + num(2, 2) + num(8, 1) + num(9, 2)

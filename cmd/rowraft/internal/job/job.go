@@ -42,7 +42,18 @@ type Job struct {
 	Data        *jobDataJSON      `json:"data"` // null: the trainers divide the data themselves
 	StepsPerSec *float64          `json:"steps_per_second"`
 	ExamplesSec *float64          `json:"examples_per_second"`
+	Scores      *scoresJSON       `json:"scores,omitempty"`
 	Members     []memberJSON      `json:"members"` // by rank
+}
+
+// scoresJSON are the scores of held-out examples in a run.
+type scoresJSON struct {
+	Metric     string  `json:"metric"`
+	Best       float64 `json:"best"`
+	Step       uint64  `json:"step"`                 // of the worker that scored
+	Checkpoint string  `json:"checkpoint,omitempty"` // DESTINATION/NAME of the best score
+	Saved      string  `json:"saved,omitempty"`      // the last checkpoint, if the best score has none
+	Since      uint32  `json:"since_best"`           // scores after the best one
 }
 
 type jobDataJSON struct {
@@ -101,6 +112,13 @@ func newTrainingJSON(j *rowraftv1.JobInfo) Job {
 	}
 	if d := j.GetData(); d.GetExamples() > 0 {
 		v.Data = newJobDataJSON(d)
+	}
+	if s := j.GetScores(); s.GetBest() != nil {
+		v.Scores = &scoresJSON{Metric: s.GetBest().GetMetric(), Best: s.GetBest().GetValue(), Step: s.GetBest().GetStep(),
+			Checkpoint: s.GetBest().GetCheckpoint(), Since: s.GetSinceBest()}
+		if v.Scores.Checkpoint == "" {
+			v.Scores.Saved = s.GetSaved().GetCheckpoint()
+		}
 	}
 	steps, examples := math.NaN(), math.NaN()
 	for _, m := range j.GetMembers() {

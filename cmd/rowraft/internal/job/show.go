@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -48,6 +49,13 @@ func jobFacts(w io.Writer, j Job) error {
 		}
 	} else {
 		pairs = append(pairs, "data", "each worker reads its share")
+	}
+	if s := j.Scores; s != nil {
+		pairs = append(pairs, "best score", fmt.Sprintf("%s %.4f after step %d, %d scores ago", s.Metric, s.Best, s.Step,
+			s.Since))
+		if path := cmp.Or(s.Checkpoint, s.Saved); path != "" {
+			pairs = append(pairs, "saved in", path)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.Settings)) {
 		pairs = append(pairs, name, j.Settings[name])

@@ -1,0 +1,165 @@
+package scores
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft/client/jobs"
+	"github.com/rowraft/rowraft/trainer/report"
+)
+
+// Book stores the scores of a run. [jobs.Member] keeps them in the scheduler's log.
+type Book interface {
+	ReportScore(ctx context.Context, s jobs.Score, lower bool, minDelta float64) (jobs.Scores, error)
+	Scores(ctx context.Context) (jobs.Scores, error)
+}
+
+// Memory is the Book of a job without a cluster.
+type Memory struct{ all jobs.Scores }
+
+// ReportScore implements Book.
+func (m *Memory) ReportScore(_ context.Context, s jobs.Score, lower bool, minDelta float64) (jobs.Scores, error) {
+	if b := m.all.Best; b == nil || !lower && s.Value-b.Value > minDelta || lower && b.Value-s.Value > minDelta {
+		m.all.Best, m.all.SinceBest = &s, 0
+	} else {
+		m.all.SinceBest++
+	}
+	return m.all, nil
+}
+
+// Scores implements Book.
+func (m *Memory) Scores(context.Context) (jobs.Scores, error) { return m.all, nil }
+
+// bookPatience bounds how long training waits for the Book.
+const bookPatience = 10 * time.Second
+
+// Keeper compares the scores of a job, has checkpoints of the best ones made, and finds out when to stop.
+//
+// The goroutine that trains calls Report; any goroutine may call Saving and Wait. A goroutine of its own makes the
+// checkpoint.
+type Keeper struct {
+	Book Book
+	Stop EarlyStop
+	// Save makes a checkpoint and returns its place; saved is that of the previous one, "": there is none. nil: no
+	// checkpoints are made.
+	Save func(saved string) (string, error)
+	Note func(format string, args ...any)
+
+	mu     sync.Mutex
+	saving chan struct{} // closed when the checkpoint is made, or has failed; nil: none was begun
+}
+
+// Verdict is what follows from a score.
+type Verdict struct {
+	Best bool
+	Stop string // why the job must stop; "": it need not
+}
+
+// Report compares a score with the earlier ones of the run, and begins a checkpoint if it is the best one. If the best
+// one has no checkpoint, a score gets one that is better than the last one that has. A score that is not defined counts
+// for nothing.
+func (k *Keeper) Report(ctx context.Context, h *report.Held) (v Verdict) {
+	metric, value, lower := h.Metric()
+	if math.IsNaN(value) || math.IsInf(value, 0) {
+		k.Note("the score after step %d is not compared: its %s is not defined", h.Step, report.MetricName(metric))
+		return v
+	}
+	s := jobs.Score{Metric: metric, Value: value, Step: h.Step}
+	all, err := k.book(ctx, s, lower)
+	if err != nil {
+		k.Note("the score after step %d is not compared with the earlier ones: %v", h.Step, err)
+		return v
+	}
+	v.Best = all.SinceBest == 0
+	better := all.Saved == nil || lower && value < all.Saved.Value || !lower && value > all.Saved.Value
+	if k.Save != nil && (v.Best || all.Best.Checkpoint == "" && better) {
+		k.beginSave(s, lower, all.Saved)
+	}
+	if k.Stop.Patience > 0 && all.SinceBest >= k.Stop.Patience {
+		v.Stop = fmt.Sprintf("early stop: %d scores were not better than %s %.4f after step %d", all.SinceBest,
+			report.MetricName(all.Best.Metric), all.Best.Value, all.Best.Step)
+		if k.Stop.MinDelta > 0 {
+			v.Stop += fmt.Sprintf(" by more than %v", k.Stop.MinDelta)
+		}
+	}
+	return v
+}
+
+func (k *Keeper) book(ctx context.Context, s jobs.Score, lower bool) (jobs.Scores, error) {
+	ctx, cancel := context.WithTimeout(ctx, bookPatience)
+	defer cancel()
+	return k.Book.ReportScore(ctx, s, lower, k.Stop.MinDelta)
+}
+
+// beginSave makes a checkpoint of a score, unless one is being made: then the score is not saved.
+func (k *Keeper) beginSave(s jobs.Score, lower bool, saved *jobs.Score) {
+	if k.Saving() != nil {
+		k.Note("no checkpoint is made of the score after step %d: that of an earlier score is not complete", s.Step)
+		return
+	}
+	was, done := "", make(chan struct{})
+	if saved != nil {
+		was = saved.Checkpoint
+	}
+	k.mu.Lock()
+	k.saving = done
+	k.mu.Unlock()
+	go func() { // Wait waits for it
+		defer close(done)
+		made, err := k.Save(was)
+		if err == nil {
+			s.Checkpoint = made
+			_, err = k.book(context.Background(), s, lower)
+		}
+		if err != nil {
+			k.Note("the score after step %d has no checkpoint: %v", s.Step, err)
+			return
+		}
+		k.Note("made checkpoint %s of the best score, %s %.4f after step %d", made, report.MetricName(s.Metric), s.Value,
+			s.Step)
+	}()
+}
+
+// Saving returns a channel that is closed when the checkpoint that is being made is complete; nil if none is.
+func (k *Keeper) Saving() <-chan struct{} {
+	if k == nil {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	select {
+	case <-k.saving:
+		return nil
+	default:
+		return k.saving // nil if none was begun
+	}
+}
+
+// Wait returns when no checkpoint is being made.
+func (k *Keeper) Wait() {
+	if saving := k.Saving(); saving != nil {
+		<-saving
+	}
+}
+
+// Fill sets the best score in r. restore returns the command that puts the rows of a checkpoint in place.
+func (k *Keeper) Fill(ctx context.Context, r *report.Result, restore func(path string) string) error {
+	all, err := k.Book.Scores(ctx)
+	result := func(s *jobs.Score) *report.BestScore {
+		if s == nil {
+			return nil
+		}
+		b := &report.BestScore{Metric: s.Metric, Value: report.Number(s.Value), Step: s.Step, Checkpoint: s.Checkpoint}
+		if s.Checkpoint != "" {
+			b.Restore = restore(s.Checkpoint)
+		}
+		return b
+	}
+	if r.BestScore = result(all.Best); all.Best != nil && all.Best.Checkpoint == "" {
+		r.SavedScore = result(all.Saved)
+	}
+	return err
+}
