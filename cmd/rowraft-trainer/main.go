@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -19,22 +20,23 @@ func newRoot() *cobra.Command {
 		Short: "Train a model whose weights live on a rowraft cluster",
 		Long: `rowraft-trainer trains a model whose weights live on a rowraft cluster.
 
-Every flag of train, start, evaluate and predict can also be given as an environment variable: --endpoints is
+Every flag of train, start, sweep, evaluate, predict and runs can also be given as an environment variable: --endpoints is
 ROWRAFT_ENDPOINTS. A flag wins over every variable that conflicts with it, and both over the job's
 file. No variable sets --fresh.`,
 		Version: version,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			switch cmd.Name() {
-			case "train", "start", "evaluate", "predict":
+			if cmd.Flags().Lookup("runs") != nil || slices.Contains([]string{"evaluate", "predict"}, cmd.Name()) {
 				return cli.FromEnvironment(cmd, true)
 			}
 			return nil
 		},
 	}
 	root.SetFlagErrorFunc(cli.FlagError)
-	root.AddCommand(newTrain(), newStart(), newEval(), newPredict(), newGen(), newProbe())
+	root.AddCommand(newTrain(), newStart(), newEval(), newPredict(), newGen(), newProbe(), newRuns(), newSweep())
 	for _, c := range root.Commands() {
-		c.Args = cli.NoArgs
+		if c.Args == nil {
+			c.Args = cli.NoArgs
+		}
 	}
 	cli.MakeGroup(root)
 	return root
