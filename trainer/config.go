@@ -83,6 +83,8 @@ type Config struct {
 	MaxSkipped int `yaml:"max_skipped"`
 
 	TensorBoard report.TensorBoardConfig `yaml:"tensorboard"`
+	// Runs is a folder to which the command rowraft-trainer writes a record of each run; "": none.
+	Runs string `yaml:"runs"`
 
 	Audit       bool   `yaml:"audit"`       // change audit rows with each push
 	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out examples at the end; default true

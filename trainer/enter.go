@@ -102,6 +102,16 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	return nil
 }
 
+// RunID returns the id of the run of the job that the trainer of c has entered, equal for all of its trainers; ""
+// without a cluster.
+func RunID(c *Config) string {
+	if c.member == nil {
+		return ""
+	}
+	id := c.member.Run()
+	return fmt.Sprintf("%x", id[:4])
+}
+
 // CheckData refuses data that the job cannot train on, as [Enter] does: a file that is missing, a label that is not
 // valid, or labels that are all 0. A stream is not opened. The next [Enter] does not read the data again.
 func (c *Config) CheckData() (err error) {

@@ -58,6 +58,9 @@ func (n noExamples) Held() (data.Source, error) { return nil, errNoExamples }
 // TrainSize implements [data.Set].
 func (n noExamples) TrainSize() int64 { return 0 }
 
+// HeldSize implements [data.Set].
+func (n noExamples) HeldSize() int64 { return 0 }
+
 // Name implements [data.Set].
 func (n noExamples) Name() string { return "no data" }
 

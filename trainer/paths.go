@@ -11,7 +11,7 @@ import (
 func (c *Config) relativeTo(dir string) {
 	d := &c.Data
 	paths := []*string{&d.Schema, &d.Follow, &d.Images, &d.Labels, &d.HeldImages, &d.HeldLabels,
-		&c.TensorBoard.Dir}
+		&c.TensorBoard.Dir, &c.Runs}
 	for i := range d.File {
 		paths = append(paths, &d.File[i])
 	}

@@ -50,10 +50,17 @@ type options struct {
 	exported        *exported.Model // that of from
 	fresh, yes      bool            // delete the job's tables first; do not ask before that
 	vocabCacheSize  int             // rows of the cache
+	set             []string        // settings of the job's file that the command line changes, KEY=VALUE
 	waitForTrainers trainerWaiter   // nil: this worker only registers
 	notes           io.Writer       // standard error
 	tls             rpc.TLSFiles
 	insecure        bool
+
+	flags    *trainer.Config      // values of the flags
+	started  func() *progress     // instead of the progress that the flags ask for
+	trained  func(*report.Result) // instead of printing the result
+	recorded string               // name of the run whose record was written
+	quiet    bool                 // do not say where the record is
 }
 
 // trainerWaiter registers a worker with its job, and waits for the other workers.
@@ -111,6 +118,7 @@ func newJobCommand(o options) *cobra.Command { return newJobCommandOf(&o) }
 
 func newJobCommandOf(o *options) *cobra.Command {
 	set := trainer.DefaultConfig() // the values of the flags; the defaults are for the help
+	o.flags = &set
 	cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
 		o.notes = cmd.ErrOrStderr()
 		cfg, err := o.load(cmd, &set)
@@ -134,6 +142,8 @@ func newJobCommandOf(o *options) *cobra.Command {
 	}}
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "YAML file with the job")
+	f.StringArrayVar(&o.set, "set", nil,
+		"KEY=VALUE: a setting of the job's file, as embeddings.lr=0.05; repeat it for several")
 	f.StringVar(&set.Job, "job", set.Job, "name of the job, and of its tables")
 	f.StringSliceVar(&set.Endpoints, "endpoints", nil, "host:port of one or more servers; the others are found")
 	f.BoolVar(&o.local, "local", false, "keep the tables in this process: no cluster, nothing is kept")
@@ -177,6 +187,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.BoolVar(&o.noEval, "no-eval", false, "do not score the held-out part")
 	f.StringVar(&set.Accelerator, "accelerator", set.Accelerator, "auto, go (the CPU) or cuda")
 	if !o.mustExist {
+		f.StringVar(&set.Runs, "runs", "", "folder to which a record of the run and its page are written; default: none")
 		f.BoolVar(&o.fresh, "fresh", false, "start over: delete the job's tables first; it lists them and asks")
 		f.BoolVar(&o.yes, "yes", false, "with --fresh: do not ask")
 		f.StringVar(&o.model, "save-model", "", "file to which this trainer writes the description of the trained model at "+
@@ -247,6 +258,16 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	over(given("checkpoint-at-end"), &cfg.Checkpoint.AtEnd, set.Checkpoint.AtEnd)
 	over(given("audit"), &cfg.Audit, set.Audit)
 	over(given("accelerator"), &cfg.Accelerator, set.Accelerator)
+	over(given("runs"), &cfg.Runs, set.Runs)
+	changes, err := parseSettings(o.set)
+	if err != nil {
+		return cfg, err
+	}
+	for _, s := range changes {
+		if err := s.apply(&cfg); err != nil {
+			return cfg, err
+		}
+	}
 	if given("data") { // a file on the command line replaces a generator in the job
 		cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.File, "", "", nil
 	}
@@ -340,11 +361,15 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 		return err
 	}
 	defer ops.close()
-	p, err := newProgress(o.progress, o.progressFile)
+	p, err := o.newProgress()
 	if err != nil {
 		return err
 	}
 	defer p.close()
+	head, err := o.headOf(cfg)
+	if err != nil {
+		return err
+	}
 	tables, c, err := o.connect(ctx, cfg)
 	if err != nil {
 		return err
@@ -357,7 +382,13 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 			trainer.Abandon(ctx, cfg, err)
 		}
 	}()
-	job, err := trainer.NewJob(ctx, *cfg, tables, p.observe)
+	rec, err := o.record(cfg, head)
+	if err != nil {
+		return err
+	}
+	var result *report.Result
+	defer func() { rec.end(ctx, result, err, o) }()
+	job, err := trainer.NewJob(ctx, *cfg, tables, func(e report.Event) { p.observe(e); rec.observe(e) })
 	if err != nil {
 		return err
 	}
@@ -365,8 +396,9 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 	if w := job.Accelerator().Warning(); w != "" {
 		fmt.Fprintln(os.Stderr, w)
 	}
-	result, err := o.trainOrScore(ctx, job, cfg, c)
+	result, err = o.trainOrScore(ctx, job, cfg, c)
 	p.close()
+	rec.end(ctx, result, err, o)
 	if err != nil && trainer.Lost(ctx, cfg) {
 		return errLost{err}
 	}
@@ -375,7 +407,9 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 			err = werr
 		}
 	}
-	if result != nil && o.json != "-" && !o.predict && (err == nil || result.Steps > 0) {
+	if o.trained != nil {
+		o.trained(result)
+	} else if result != nil && o.json != "-" && !o.predict && (err == nil || result.Steps > 0) {
 		printResult(os.Stdout, result)
 	}
 	if err == nil && !o.mustExist && o.model != "" {
@@ -390,6 +424,14 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 		err = cli.ErrInterrupted
 	}
 	return err
+}
+
+// newProgress returns the progress of a run.
+func (o *options) newProgress() (*progress, error) {
+	if o.started != nil {
+		return o.started(), nil
+	}
+	return newProgress(o.progress, o.progressFile)
 }
 
 // trainOrScore trains, or only scores; c is nil without a cluster.

@@ -102,6 +102,8 @@ var decoders = map[string]string{
 	"trainer/data.splitter.split":              "trainer/data.FuzzSplit",
 	"trainer/exported.parse":                   "trainer/exported.FuzzOpen",
 	"trainer.sameFingerprint":                  "trainer.FuzzFingerprint",
+	"trainer/runs.parse":                       "trainer/runs.FuzzRecord",
+	"trainer/runs.checkHead":                   "trainer/runs.FuzzRecord",
 	"trainer/state.Read":                       "trainer/state.FuzzRead",
 	"trainer/state.reader.header":              "trainer/state.FuzzRead",
 	"trainer/state.reader.opaque":              "trainer/state.FuzzRead",
@@ -186,6 +188,7 @@ var noDecoders = map[string]string{
 	"cmd/rowraft/internal/server.faultFile.read": "what a test wrote, in builds for tests only",
 	"cmd/rowraft/internal/demo.run.evaluate":     "what our own trainer wrote, for the demo's page",
 	"internal/cli.WriteYAML":                     "its own output on the way to YAML",
+	"cmd/rowraft-trainer.options.headOf":         "its own settings on the way to JSON",
 }
 
 // decodes reports whether a call takes bytes apart.
