@@ -32,7 +32,7 @@ file. No variable sets --fresh.`,
 		},
 	}
 	root.SetFlagErrorFunc(cli.FlagError)
-	root.AddCommand(newTrain(), newStart(), newEval(), newPredict(), newGen(), newProbe())
+	root.AddCommand(newTrain(), newStart(), newEval(), newPredict(), newGen(), newProbe(), newSmoke())
 	for _, c := range root.Commands() {
 		c.Args = cli.NoArgs
 	}
