@@ -51,7 +51,7 @@ func (w *stepWorkers) start(worker string) *running {
 	w.c.t.Helper()
 	return spawn(w.c.t, "rowraft-trainer", "train", "--config", filepath.Join(w.dir, "job.yaml"), "--worker", worker,
 		"--json", w.result(worker),
-		"--endpoints", strings.Join(w.c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "none")
+		"--endpoints", strings.Join(w.c.Endpoints(), ","), "--insecure", "--device", "cpu", "--progress", "none")
 }
 
 // until describes the job until it is as wanted.

@@ -33,7 +33,7 @@ func (tr *trainers) start(args ...string) {
 		_ = os.Remove(progress)
 		tr.procs = append(tr.procs, spawn(tr.c.t, "rowraft-trainer",
 			append([]string{"train", "--config", tr.config, "--rank", fmt.Sprint(rank),
-				"--endpoints", strings.Join(tr.c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "json",
+				"--endpoints", strings.Join(tr.c.Endpoints(), ","), "--insecure", "--device", "cpu", "--progress", "json",
 				"--progress-file", progress}, args...)...))
 	}
 }

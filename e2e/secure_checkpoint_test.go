@@ -46,7 +46,7 @@ checkpoint: %s
 			t.Fatal(err)
 		}
 		return spawn(t, "rowraft-trainer", append([]string{"train", "--config", file, "--endpoints", at.Addr, "--patience",
-			"1m", "--accelerator", "go", "--progress", "none"}, flags...)...)
+			"1m", "--device", "cpu", "--progress", "none"}, flags...)...)
 	}
 	operate := func(who string, args ...string) *running {
 		return spawn(t, "rowraft", append(append(args, "--endpoints", at.Addr), lab.flags(who)...)...)

@@ -125,7 +125,7 @@ average: {addresses: [%q, %q]}
 	train := func(rank int, flags ...string) *running {
 		return spawn(t, "rowraft-trainer", append([]string{"train", "--config", job, "--endpoints", at.Addr, "--rank",
 			fmt.Sprint(rank), "--patience", "1m",
-			"--accelerator", "go", "--progress", "none", "--metrics-listen", ports[2+rank]}, flags...)...)
+			"--device", "cpu", "--progress", "none", "--metrics-listen", ports[2+rank]}, flags...)...)
 	}
 	admin := func(ctx context.Context, flags []string, args ...string) (string, error) {
 		p := spawn(t, "rowraft", append(append(args, "--endpoints", at.Addr), flags...)...)

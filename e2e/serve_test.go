@@ -73,7 +73,7 @@ func trainServed(t *testing.T, endpoints string, security ...string) *served {
 	}
 	run := func(args ...string) {
 		t.Helper()
-		p := spawn(t, "rowraft-trainer", slices.Concat(args, []string{"--endpoints", endpoints, "--accelerator", "go"},
+		p := spawn(t, "rowraft-trainer", slices.Concat(args, []string{"--endpoints", endpoints, "--device", "cpu"},
 			security)...)
 		if code := p.code(t, patience); code != 0 {
 			t.Fatalf("%s: exit code %d: %s", args[0], code, &p.stderr)

@@ -78,7 +78,7 @@ func TestThreeRoleScripts(t *testing.T) {
 	run := func(t *testing.T, script, dir, env string) string {
 		t.Helper()
 		path := "PATH=" + bin + string(os.PathListSeparator) + os.Getenv("PATH")
-		p := spawnScript(t, append(roleEnv(env), path, "DIR="+dir, "ROWRAFT_ACCELERATOR=go"),
+		p := spawnScript(t, append(roleEnv(env), path, "DIR="+dir, "ROWRAFT_DEVICE=cpu"),
 			filepath.Join("examples", "three-roles", script))
 		if code := p.code(t, patience); code != 0 {
 			t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
@@ -134,7 +134,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	job := filepath.Join("examples", "three-roles", "job.yaml")
 	worker := func(name string, more ...string) *running {
 		return spawnRole(t, "rowraft-trainer", env+"MS_ROLE=MS_WORKER MS_NODE_ID="+name,
-			append([]string{"--config", job, "--no-eval", "--steps", "1000000", "--accelerator", "go", "--progress-file",
+			append([]string{"--config", job, "--no-eval", "--steps", "1000000", "--device", "cpu", "--progress-file",
 				filepath.Join(dir, name)}, more...)...)
 	}
 	refused := func(what string, p *running, code int, says string) {

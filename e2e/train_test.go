@@ -58,7 +58,7 @@ func TestQuality(t *testing.T) {
 				}
 			}
 			args := []string{"train", "--config", job, "--endpoints", strings.Join(c.Endpoints(), ","), "--insecure",
-				"--accelerator", "go", "--json", out}
+				"--device", "cpu", "--json", out}
 			if tc.name != "digits" {
 				args = append(args, "--data", data)
 			}

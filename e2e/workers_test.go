@@ -38,7 +38,7 @@ model: {dim: 8, sleep: 5ms}
 		begin := func() *running {
 			began++
 			return spawn(t, "rowraft-trainer", "train", "--config", config, "--json", result(began), "--insecure",
-				"--endpoints", strings.Join(c.Endpoints(), ","), "--accelerator", "go", "--progress", "none")
+				"--endpoints", strings.Join(c.Endpoints(), ","), "--device", "cpu", "--progress", "none")
 		}
 		steps := func(v jobView, rank int) (incarnation, step uint64) {
 			for _, m := range v.Members {

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
+	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/member"
@@ -86,9 +87,9 @@ type Config struct {
 	// Runs is a folder to which the command rowraft-trainer writes a record of each run; "": none.
 	Runs string `yaml:"runs"`
 
-	Audit       bool   `yaml:"audit"`       // change audit rows with each push
-	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out examples at the end; default true
-	Accelerator string `yaml:"accelerator"` // auto, go or cuda
+	Audit    bool   `yaml:"audit"`    // change audit rows with each push
+	Evaluate *bool  `yaml:"evaluate"` // score the held-out examples at the end; default true
+	Device   string `yaml:"device"`   // that computes the model: auto, cpu or cuda
 
 	member    *jobs.Member // the membership of the job, after registration
 	set       data.Set     // opened for registration
@@ -192,12 +193,12 @@ func DefaultConfig() Config {
 	return Config{
 		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1,
 		Patience: 2 * time.Minute, Reads: tables.ReadConfig{Mode: "leader"},
-		Data:        DataConfig{Held: &held},
-		Model:       ModelConfig{Kind: DLRM, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
-		Embeddings:  TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
-		Dense:       TableConfig{Optimizer: "adagrad", LR: 0.02},
-		Evaluate:    &evaluate,
-		Accelerator: "auto",
+		Data:       DataConfig{Held: &held},
+		Model:      ModelConfig{Kind: DLRM, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
+		Embeddings: TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
+		Dense:      TableConfig{Optimizer: "adagrad", LR: 0.02},
+		Evaluate:   &evaluate,
+		Device:     accel.Auto,
 	}
 }
 

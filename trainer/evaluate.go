@@ -17,8 +17,8 @@ func (j *Job) result() *report.Result {
 	c := j.report.Counted()
 	r := &report.Result{
 		Job: j.cfg.Job, Mode: j.cfg.Mode, Data: j.set.Name(), Rank: j.cfg.rank(), Trainers: j.cfg.Trainers,
-		Accelerator: j.accel.Backend,
-		Steps:       j.step, Examples: j.examples, Seconds: report.Number(seconds),
+		Device: j.accel.Device,
+		Steps:  j.step, Examples: j.examples, Seconds: report.Number(seconds),
 		ExamplesPerSecond: report.Number(float64(j.examples-j.before.examples) / seconds), ResumedAtStep: j.before.step,
 		TrainingLoss: j.quality.Loss(), TrainingAUC: j.quality.AUC(),
 		FirstLoss: j.quality.FirstLoss(), TrainingAccuracy: j.quality.Accuracy(),

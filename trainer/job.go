@@ -124,7 +124,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 }
 
 func (j *Job) openModel() error {
-	backend, report, err := accel.Open(j.cfg.Accelerator)
+	backend, report, err := accel.Open(j.cfg.Device)
 	if err != nil {
 		return err
 	}
@@ -199,8 +199,8 @@ func (j *Job) openTables(ctx context.Context) error {
 	return nil
 }
 
-// Accelerator describes the backend that computes the model.
-func (j *Job) Accelerator() *accel.Report { return j.accel }
+// Device describes the device that computes the model.
+func (j *Job) Device() *accel.Report { return j.accel }
 
 // Run trains until the data or the steps end, or ctx does. Then it scores the held-out examples, unless the
 // configuration disables that. When ctx ends it stops reading, waits up to 20 s for the pushes it has sent, and

@@ -22,7 +22,7 @@ func TestKindsLearn(t *testing.T) {
 			cfg := DefaultConfig()
 			generator := data.DefaultGenerator()
 			generator.Examples, generator.Held, generator.Categorical, generator.Keys = 40_000, 4000, 5, 50
-			cfg.Generator, cfg.InFlight, cfg.Batch, cfg.Accelerator = &generator, 0, 256, "go"
+			cfg.Generator, cfg.InFlight, cfg.Batch, cfg.Device = &generator, 0, 256, "cpu"
 			cfg.Model = ModelConfig{Kind: kind, Dim: 4, Bottom: []int{16}, Top: []int{16}, Items: 2}
 			cfg.Embeddings.LR = 0.1
 			l := newLocal(t)
@@ -50,7 +50,7 @@ func TestKindsLearn(t *testing.T) {
 // On a CPU a DLRM is computed by layers, which are several times faster than a graph and give an example the same bits
 // in every batch.
 func TestDLRMOnACPUIsNoGraph(t *testing.T) {
-	for _, choice := range []string{accel.Go, accel.Auto} {
+	for _, choice := range []string{accel.CPU, accel.Auto} {
 		backend, report, err := accel.Open(choice)
 		if err != nil {
 			t.Fatal(err)
@@ -60,8 +60,8 @@ func TestDLRMOnACPUIsNoGraph(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, graph := m.(*models.DLRMGraph); graph != (report.Backend == accel.CUDA) {
-			t.Errorf("accelerator %s, %s: the model is a %T", choice, report.Backend, m)
+		if _, graph := m.(*models.DLRMGraph); graph != (report.Device == accel.CUDA) {
+			t.Errorf("device %s, %s: the model is a %T", choice, report.Device, m)
 		}
 	}
 }

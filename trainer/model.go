@@ -106,7 +106,7 @@ func (c *Config) newModel(backend *accel.Backend, shape data.Shape, batch int) (
 		Dim: c.Model.Dim, Bottom: c.Model.Bottom, Top: c.Model.Top, Cross: c.Model.cross(), Items: c.Model.Items,
 		Tasks: shape.Labels, Loss: loss, Height: shape.Height, Width: shape.Width, Classes: shape.Classes,
 	}
-	if backend.Kind == accel.Go && !kind.Images { // layers are faster on a CPU than a graph
+	if backend.Device == accel.CPU && !kind.Images { // layers are faster on a CPU than a graph
 		return kind.New(nil, sizes)
 	}
 	return kind.New(backend, sizes)

@@ -95,7 +95,7 @@ func TestRampKeepsQuality(t *testing.T) {
 		g := data.DefaultGenerator()
 		g.Seed, g.Examples, g.Held, g.Categorical, g.Dense, g.Keys = seed+1, 12_800, 5_000, 10, 1, 50
 		g.Signal, g.Zipf, g.Head = 6, 0.7, 500
-		cfg.Generator, cfg.Seed, cfg.Batch, cfg.Accelerator = &g, seed+1, 64, "go"
+		cfg.Generator, cfg.Seed, cfg.Batch, cfg.Device = &g, seed+1, 64, "cpu"
 		cfg.Model = ModelConfig{Dim: 8, Bottom: []int{16}, Top: []int{16}}
 		cfg.Embeddings.LR, cfg.Dense.LR = 0.1, 0.05
 		auc := func(inFlight int) float64 {

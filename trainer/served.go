@@ -41,7 +41,7 @@ func Served(ctx context.Context, c *Config, t tables.Tables) (*serving.Model, er
 	shape := c.Data.Described.Shape()
 	j := &Job{cfg: *c, tables: t, shape: shape, fields: newFields(c, shape.Categorical),
 		report: report.NewReport(0, func(report.Event) {})}
-	backend, _, err := accel.Open(c.Accelerator)
+	backend, _, err := accel.Open(c.Device)
 	if err != nil {
 		return nil, err
 	}

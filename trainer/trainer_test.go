@@ -29,7 +29,7 @@ func tinyConfig(steps int64, inFlight int) Config {
 	g.Examples, g.Held, g.Keys, g.Categorical, g.Dense = 0, 200, 50, 3, 2
 	cfg.Generator, cfg.Steps, cfg.InFlight, cfg.Batch = &g, steps, inFlight, 32
 	cfg.Model = ModelConfig{Dim: 4, Bottom: []int{8}, Top: []int{8}}
-	cfg.Accelerator, cfg.rampEvery = "go", -1
+	cfg.Device, cfg.rampEvery = "cpu", -1
 	return cfg
 }
 

@@ -34,7 +34,7 @@ file. No variable sets --fresh.`,
 	}
 	root.SetFlagErrorFunc(cli.FlagError)
 	root.AddCommand(newTrain(), newStart(), newEval(), newPredict(), newExport(), newServe(), newGen(), newProbe(), newRuns(),
-		newSweep())
+		newSweep(), newSmoke())
 	for _, c := range root.Commands() {
 		if c.Args == nil {
 			c.Args = cli.NoArgs

@@ -62,7 +62,7 @@ func TestUsageErrors(t *testing.T) {
 		{"evaluate without a cluster", []string{"evaluate", "--local", "--config", job}, "nothing to score"},
 		{"result in no directory", []string{"train", "--local", "--config", job, "--json", "/does/not/exist/r.json"},
 			"--json"},
-		{"accelerator", []string{"probe", "--accelerator", "tpu"}, "want auto, go or cuda"},
+		{"device", []string{"probe", "--device", "tpu"}, "want auto, cpu or cuda"},
 		{"output", []string{"probe", "-o", "xml"}, "want table or json"},
 		{"progress", []string{"train", "--local", "--config", job, "--progress", "loud"}, `progress "loud"`},
 		{"metrics on all addresses", []string{"train", "--local", "--config", job, "--metrics-listen", "0.0.0.0:0"},
@@ -91,7 +91,7 @@ func TestGenThenTrain(t *testing.T) {
 	job := file(t, "job.yaml", "job: test\nbatch: 100\nmodel: {dim: 4, bottom: [8], top: [8]}\n")
 	_, code, err := command(t, "train", "--local", "--config", job, "--data", in("clicks.csv.gz"), "--schema",
 		in("clicks.yaml"), "--audit",
-		"--json", in("result.json"), "--progress", "json", "--progress-file", in("events.json"), "--accelerator", "go")
+		"--json", in("result.json"), "--progress", "json", "--progress-file", in("events.json"), "--device", "cpu")
 	if code != 0 {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestBadDataLineEndsTheRun(t *testing.T) {
 	clicks := file(t, "clicks.csv", "label,c1,c2\n1,a,b\n0,a\n")
 	schema := file(t, "clicks.yaml", "label: {column: label}\ncategorical: [{column: c1}, {column: c2}]\n")
 	_, code, err := command(t, "train", "--local", "--data", clicks, "--schema", schema, "--progress", "none",
-		"--accelerator", "go", "--steps", "5")
+		"--device", "cpu", "--steps", "5")
 	if code != 2 || !strings.Contains(err.Error(), "clicks.csv:3: 2 columns, expected 3") {
 		t.Errorf("code %d, %v; want the file and the line", code, err)
 	}
@@ -226,13 +226,38 @@ func TestUnreachableCluster(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
-	r, err := probe("go")
-	if err != nil || r.Backend != "go" || !r.StepRan || r.Error != "" {
-		t.Errorf("probe = %+v, %v, want a step on the Go backend", r, err)
+	r, err := probe("cpu")
+	if err != nil || r.Device != "cpu" || !r.StepRan || r.Error != "" {
+		t.Errorf("probe = %+v, %v, want a step on the CPU", r, err)
 	}
-	out, code, err := command(t, "probe", "--accelerator", "go")
+	out, code, err := command(t, "probe", "--device", "cpu")
 	if code != 0 || !strings.Contains(out, "a training step") || !strings.Contains(out, "ran") {
 		t.Errorf("code %d, %v:\n%s", code, err, out)
+	}
+	t.Setenv("ROWRAFT_PJRT_PLUGIN", "/does/not/exist.so")
+	out, code, err = command(t, "probe", "--device", "cuda", "-o", "json")
+	if code != 1 || err == nil || json.Unmarshal([]byte(out), r) != nil || r.Reason == "" {
+		t.Errorf("a plugin that is not there: code %d, %v:\n%s", code, err, out)
+	}
+	if _, code, err = command(t, "train", "--local", "--generate", "--steps", "1", "--device", "cuda"); code != 1 ||
+		!strings.Contains(err.Error(), "device cuda: ") {
+		t.Errorf("training without the device that was asked for: code %d, %v", code, err)
+	}
+}
+
+func TestSmoke(t *testing.T) {
+	out, code, err := command(t, "smoke", "--device", "cpu", "--batches", "64", "--each", "1ms", "-o", "json")
+	var r smokeReport
+	if code != 0 || json.Unmarshal([]byte(out), &r) != nil || len(r.Parity) != 2 || !r.OK() || len(r.Steps) != 2 ||
+		!(r.Steps[0].Millis > 0) {
+		t.Errorf("code %d, %v:\n%s", code, err, out)
+	}
+	if out, code, err = command(t, "smoke", "--device", "cpu", "--batches", "64", "--each", "1ms"); code != 0 ||
+		!strings.Contains(out, "MS PER STEP") {
+		t.Errorf("code %d, %v:\n%s", code, err, out)
+	}
+	if _, code, _ = command(t, "smoke", "--batches", "0"); code != 2 {
+		t.Errorf("a batch of 0: code %d", code)
 	}
 }
 
@@ -253,11 +278,11 @@ func TestResultNamesWhatItCounts(t *testing.T) {
 		want []string
 	}{
 		{report.Result{HeldExamples: 60}, []string{"scored │ 60 examples"}}, // of evaluate
-		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Accelerator: "go", HeldExamples: 60}, []string{
-			"640 steps, 6400 examples in 4.8 s on go", "held out │ 60 examples"}},
-		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Accelerator: "go", ResumedFrom: "/c/two",
+		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Device: "cpu", HeldExamples: 60}, []string{
+			"640 steps, 6400 examples in 4.8 s on cpu", "held out │ 60 examples"}},
+		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Device: "cpu", ResumedFrom: "/c/two",
 			ResumedAtStep: 537}, []string{
-			"640 steps, 6400 examples in all; 103 steps now, in 4.8 s on go", "continued from │ /c/two, after step 537"}},
+			"640 steps, 6400 examples in all; 103 steps now, in 4.8 s on cpu", "continued from │ /c/two, after step 537"}},
 	} {
 		var b strings.Builder
 		printResult(&b, &tc.r)

@@ -27,7 +27,7 @@ func jobOf(name, more string) string {
 	if !strings.Contains(more, "steps: ") {
 		more += "steps: 12\n"
 	}
-	return "job: " + name + "\nbatch: 64\nin_flight: 0\nevaluate: false\naccelerator: go\nseed: 7\n" +
+	return "job: " + name + "\nbatch: 64\nin_flight: 0\nevaluate: false\ndevice: cpu\nseed: 7\n" +
 		"generator: {examples: 2000, held: 10, keys: 200, categorical: 3, dense: 2}\n" +
 		"model: {dim: 4, bottom: [8], top: [8]}\n" + more
 }

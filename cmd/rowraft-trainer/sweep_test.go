@@ -15,7 +15,7 @@ import (
 )
 
 // sweepJob is a small job for sweeps.
-const sweepJob = "job: tiny\nbatch: 64\nin_flight: 0\naccelerator: go\n" +
+const sweepJob = "job: tiny\nbatch: 64\nin_flight: 0\ndevice: cpu\n" +
 	"generator: {examples: 2000, held: 500, keys: 50, categorical: 3, dense: 2}\nmodel: {dim: 4, bottom: [8], top: [8]}\n"
 
 // ranking is what sweep -o json prints.

@@ -185,7 +185,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 		"make a checkpoint at this destination when all trainers of the job are done")
 	f.BoolVar(&set.Audit, "audit", false, "bump this trainer's dimension of an audit row per shard with each push")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not score the held-out part")
-	f.StringVar(&set.Accelerator, "accelerator", set.Accelerator, "auto, go (the CPU) or cuda")
+	f.StringVar(&set.Device, "device", set.Device, "that computes the model: cpu, cuda, or auto: cuda if it can be used")
 	if !o.mustExist {
 		f.StringVar(&set.Runs, "runs", "", "folder to which a record of the run and its page are written; default: none")
 		f.BoolVar(&o.fresh, "fresh", false, "start over: delete the job's tables first; it lists them and asks")
@@ -257,7 +257,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	over(given("resume"), &cfg.Resume, set.Resume)
 	over(given("checkpoint-at-end"), &cfg.Checkpoint.AtEnd, set.Checkpoint.AtEnd)
 	over(given("audit"), &cfg.Audit, set.Audit)
-	over(given("accelerator"), &cfg.Accelerator, set.Accelerator)
+	over(given("device"), &cfg.Device, set.Device)
 	over(given("runs"), &cfg.Runs, set.Runs)
 	changes, err := parseSettings(o.set)
 	if err != nil {
@@ -393,8 +393,8 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 		return err
 	}
 	ops.setRun(cfg.Job, job.Now)
-	if w := job.Accelerator().Warning(); w != "" {
-		fmt.Fprintln(os.Stderr, w)
+	if !o.predict {
+		fmt.Fprintln(o.notes, job.Device().Line())
 	}
 	result, err = o.trainOrScore(ctx, job, cfg, c)
 	p.close()
@@ -528,10 +528,10 @@ func printResult(w io.Writer, r *report.Result) {
 	row("data", "%s", r.Data)
 	if r.Steps > 0 {
 		if r.ResumedFrom == "" {
-			row("trained", "%d steps, %d examples in %.1f s on %s", r.Steps, r.Examples, r.Seconds, r.Accelerator)
+			row("trained", "%d steps, %d examples in %.1f s on %s", r.Steps, r.Examples, r.Seconds, r.Device)
 		} else {
 			row("trained", "%d steps, %d examples in all; %d steps now, in %.1f s on %s",
-				r.Steps, r.Examples, r.Steps-r.ResumedAtStep, r.Seconds, r.Accelerator)
+				r.Steps, r.Examples, r.Steps-r.ResumedAtStep, r.Seconds, r.Device)
 		}
 		row("speed", "%.0f examples/s", r.ExamplesPerSecond)
 		row("pushes", "%d sent, %d acknowledged, %d unknown", r.PushesSent, r.PushesAcknowledged, r.PushesUnknown)

@@ -346,6 +346,6 @@ func smallJob(name, optimizer string, steps int64) trainer.Config {
 	cfg.Job, cfg.Generator, cfg.Steps, cfg.InFlight, cfg.Batch, cfg.Seed = name, &g, steps, 0, 64, 7
 	cfg.Model = trainer.ModelConfig{Dim: 8, Bottom: []int{16}, Top: []int{16}}
 	cfg.Embeddings.Optimizer, cfg.Dense.Optimizer = optimizer, optimizer
-	cfg.Audit, cfg.Evaluate, cfg.Accelerator = true, &no, "go"
+	cfg.Audit, cfg.Evaluate, cfg.Device = true, &no, "cpu"
 	return cfg
 }

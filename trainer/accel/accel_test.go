@@ -8,11 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+
 	"github.com/rowraft/rowraft"
 )
 
 // buildLibrary compiles a shared library from C, or skips the test.
-func buildLibrary(t *testing.T, dir, name, source string) string {
+func buildLibrary(t *testing.T, dir, name, source string, flags ...string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -25,77 +28,168 @@ func buildLibrary(t *testing.T, dir, name, source string) string {
 	if err := os.WriteFile(src, []byte(source), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(cc, "-shared", "-fPIC", "-o", lib, src).CombinedOutput(); err != nil {
+	flags = append(flags, "-shared", "-fPIC", "-o", lib, src)
+	if out, err := exec.Command(cc, flags...).CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
 	return lib
 }
 
-func TestOpen(t *testing.T) {
-	t.Run("go is the sequential pure Go backend, once per process", func(t *testing.T) {
-		a, r, err := Open(Go)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, _, err := Open(Go)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if a != b || a.Kind != Go || r.Backend != Go || r.Warning() != "" {
-			t.Errorf("Open(go) = %p %p kind %q report %+v, want one go backend and no warning", a, b, a.Kind, r)
-		}
-	})
-	t.Run("an unknown choice is refused", func(t *testing.T) {
-		if _, _, err := Open("tpu"); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
-			t.Errorf("Open(tpu) = %v, want InvalidArgument", err)
-		}
-	})
+// fakePlugin compiles testdata/fakeplugin.c with some of its macros.
+func fakePlugin(t *testing.T, macros ...string) string {
+	t.Helper()
+	source, err := os.ReadFile("testdata/fakeplugin.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return buildLibrary(t, t.TempDir(), "fakeplugin.so", string(source), macros...)
 }
 
-// Whatever is wrong with the plugin, Open falls back with one line.
-func TestOpenFallsBack(t *testing.T) {
-	fallsBack := func(t *testing.T, plugin, want string) {
-		t.Helper()
-		t.Setenv(PluginVariable, plugin)
-		for _, choice := range []string{Auto, CUDA} {
-			b, r, err := Open(choice)
-			if err != nil {
-				t.Fatalf("Open(%s): %v", choice, err)
-			}
-			w := r.Warning()
-			if b.Kind != Go || w == "" || strings.Contains(w, "\n") || (xlaBuilt && !strings.Contains(w, want)) {
-				t.Errorf("Open(%s) = kind %q, warning %q; want the go backend and one line with %q", choice, b.Kind, w, want)
-			}
-		}
+func TestOpenTheCPU(t *testing.T) {
+	a, r, err := Open(CPU)
+	if err != nil {
+		t.Fatal(err)
 	}
+	b, _, err := Open(CPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a != b || a.Device != CPU || r.Device != CPU || len(r.Devices) != 1 || r.Line() != "device: cpu, as asked" {
+		t.Errorf("Open(cpu) = %p %p device %q report %+v, want one backend", a, b, a.Device, r)
+	}
+	if _, _, err := Open("tpu"); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("Open(tpu) = %v, want InvalidArgument", err)
+	}
+}
+
+// TestBrokenPlugins: auto uses the CPU and states in one line why. CUDA is an error that names the plugin, what is
+// wrong with it and what to do.
+func TestBrokenPlugins(t *testing.T) {
 	if !xlaBuilt {
 		t.Skip("built without XLA: there is no plugin to load")
 	}
-	t.Run("a plugin that is not there", func(t *testing.T) {
-		fallsBack(t, filepath.Join(t.TempDir(), "absent.so"), "absent.so")
-	})
-	t.Run("a file that is no library", func(t *testing.T) {
+	written := func(text string) string {
 		path := filepath.Join(t.TempDir(), "text.so")
-		if err := os.WriteFile(path, []byte("not a library"), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		fallsBack(t, path, "text.so")
-	})
-	t.Run("a library without GetPjrtApi", func(t *testing.T) {
-		fallsBack(t, buildLibrary(t, t.TempDir(), "fake.so", "int answer(void) { return 42; }"), "fake.so")
-	})
-	t.Run("a plugin whose GetPjrtApi answers nothing", func(t *testing.T) {
-		fallsBack(t, buildLibrary(t, t.TempDir(), "null.so", "void *GetPjrtApi(void) { return 0; }"), "null.so")
-	})
-	t.Run("no plugin on the machine is no warning for auto, one for cuda", func(t *testing.T) {
-		r := &Report{Asked: Auto, Reason: errNoPlugin.Error(), NoPlugin: true}
-		if w := r.Warning(); w != "" {
-			t.Errorf("auto without a plugin warns %q, want silence", w)
+		return path
+	}
+	for _, tc := range []struct {
+		name, plugin string
+		want         []string
+	}{
+		{"a plugin that is not there", filepath.Join(t.TempDir(), "absent.so"), []string{"absent.so", PluginVariable}},
+		{"a folder", t.TempDir(), []string{"is not a file"}},
+		{"a file that is no library", written("not a library"), []string{"text.so"}},
+		{"a library without GetPjrtApi", buildLibrary(t, t.TempDir(), "none.so", "int answer(void) { return 42; }"),
+			[]string{"none.so", "no PJRT plugin", "GetPjrtApi"}},
+		{"a GetPjrtApi that returns nothing", buildLibrary(t, t.TempDir(), "null.so",
+			"void *GetPjrtApi(void) { return 0; }"), []string{"null.so", "returns no table"}},
+		{"a short table", fakePlugin(t, "-DTABLE=40"), []string{"has 360 bytes: want 488 or more"}},
+		{"another major version", fakePlugin(t, "-DMAJOR=1"), []string{"PJRT API is 1.104: this binary knows 0.x"}},
+		{"no GPU", fakePlugin(t, `-DREFUSES="no visible GPU devices"`),
+			[]string{"fakeplugin.so", "no visible GPU devices", "rowraft-trainer probe"}},
+		{"a structure that has grown too much", fakePlugin(t, "-DMINOR=250", "-DGROWN=72"),
+			[]string{"Unexpected PJRT_Client_Create_Args size: expected 160, got 152", "grown by more than the 64 bytes",
+				"older plugin"}},
+		{"a structure that has grown without a new version", fakePlugin(t, "-DGROWN=8"),
+			[]string{"Unexpected PJRT_Client_Create_Args size: expected 96, got 88"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Setenv(PluginVariable, tc.plugin)
+			b, r, err := Open(Auto)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if line := r.Line(); b.Device != CPU || strings.Contains(line, "\n") ||
+				!strings.HasPrefix(line, "device: cpu, because CUDA cannot be used: ") {
+				t.Errorf("Open(auto) = device %q, line %q; want the CPU and one line", b.Device, line)
+			}
+			b, r, err = Open(CUDA)
+			if b != nil || rowraft.CodeOf(err) != rowraft.CodePrecondition {
+				t.Fatalf("Open(cuda) = %v, %v, want Precondition", b, err)
+			}
+			for _, want := range append(tc.want, "device auto or cpu") {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("Open(cuda): %v; want %q", err, want)
+				}
+			}
+			if r.Device != "" {
+				t.Errorf("the report has device %q, want none", r.Device)
+			}
+		})
+	}
+}
+
+// A machine without a plugin is no warning for auto, and for CUDA an error that states where Open looked.
+func TestNoPlugin(t *testing.T) {
+	t.Setenv(PluginVariable, "")
+	t.Setenv("VIRTUAL_ENV", t.TempDir())
+	if _, err := findPlugin(); err == nil {
+		t.Skip("this machine has a CUDA plugin")
+	}
+	b, r, err := Open(Auto)
+	if err != nil || b.Device != CPU || r.Line() != "device: cpu, because this machine has no CUDA plugin" {
+		t.Errorf("Open(auto) = %v, %q, %v", b, r.Line(), err)
+	}
+	_, _, err = Open(CUDA)
+	wants := []string{PluginVariable, "jax_plugins/xla_cuda*/xla_cuda_plugin.so", `pip install "jax[cuda13]"`}
+	if !xlaBuilt {
+		wants = []string{"built without the XLA backend", "built with cgo"}
+	}
+	for _, want := range wants {
+		if rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), want) {
+			t.Errorf("Open(cuda): %v; want %q", err, want)
 		}
-		if r.Asked = CUDA; r.Warning() == "" {
-			t.Error("cuda without a plugin is silent, want a warning")
+	}
+}
+
+// TestFakeDevice: a plugin that is newer than the library gets larger structures, whose results come back. A function
+// that a plugin lacks is an error.
+func TestFakeDevice(t *testing.T) {
+	if !xlaBuilt {
+		t.Skip("built without XLA")
+	}
+	closeCUDA := func() {
+		opened.Lock()
+		defer opened.Unlock()
+		if opened.cuda != nil {
+			opened.cuda.Finalize()
+			opened.cuda = nil
 		}
-	})
+	}
+	for _, tc := range []struct {
+		name    string
+		macros  []string
+		version string
+		widened bool
+	}{
+		{"of the library's version", nil, "0.104", false},
+		{"older, with a shorter table", []string{"-DMINOR=80", "-DTABLE=100"}, "0.80", false},
+		{"newer, with a larger structure", []string{"-DMINOR=140", "-DGROWN=64", "-DTABLE=200"}, "0.140", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Setenv(PluginVariable, fakePlugin(t, tc.macros...))
+			b, r, err := Open(CUDA)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeCUDA()
+			if b.Device != CUDA || r.PluginVersion != tc.version || r.Widened != tc.widened || len(r.Devices) != 1 ||
+				!strings.HasPrefix(r.Line(), "device: cuda, as asked: FakeDevice(id=0)") {
+				t.Errorf("report %+v, line %q", r, r.Line())
+			}
+			again, _, err := Open(Auto)
+			if err != nil || again != b {
+				t.Errorf("Open(auto) = %p, %v, want the same backend %p", again, err, b)
+			}
+			_, err = b.BufferFromFlatData(0, []float32{1}, shapes.Make(dtypes.Float32, 1))
+			if err == nil || !strings.Contains(err.Error(), "lacks this function") {
+				t.Errorf("a copy to a device without PJRT_Client_BufferFromHostBuffer: %v", err)
+			}
+		})
+	}
 }
 
 // A JAX installation as pip lays it out, with libraries made by cc.

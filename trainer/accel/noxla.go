@@ -10,4 +10,4 @@ var errNoXLA = errors.New("built without the XLA backend")
 
 func loadGlobal(string) error { return errNoXLA }
 
-func pluginVersion(string) (string, error) { return "", errNoXLA }
+func loadPlugin(_, _ string) (loadedPlugin, error) { return loadedPlugin{}, errNoXLA }

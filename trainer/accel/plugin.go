@@ -12,6 +12,20 @@ import (
 // PluginVariable names the environment variable with the path of a PJRT plugin.
 const PluginVariable = "ROWRAFT_PJRT_PLUGIN"
 
+// builtForMinor is the minor version of the PJRT API whose structures the library passes to a plugin.
+const builtForMinor = 104
+
+// widenedBytes is how much larger than it is each structure of arguments is reported to a plugin of a newer PJRT API.
+// A plugin refuses structures that are smaller than those it was built with ("Unexpected PJRT_..._Args size"), and
+// takes zeros for the fields that the caller does not know.
+const widenedBytes = 64
+
+// loadedPlugin is what a plugin states about itself.
+type loadedPlugin struct {
+	version string // of its PJRT API
+	widened bool   // it is newer than builtForMinor
+}
+
 // errNoPlugin: the environment names no plugin, and no JAX installation has one.
 var errNoPlugin = errors.New("no CUDA plugin: $" + PluginVariable + " is not set, " +
 	"and no jax_plugins/xla_cuda*/xla_cuda_plugin.so in the Python site-packages")

@@ -2,6 +2,7 @@ package models
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/dtypes"
@@ -276,12 +277,7 @@ func (m *DLRMGraph) stepGraph(in []*Node) []*Node {
 
 // Step implements [Model].
 func (m *DLRMGraph) Step(b *Batch, params []float32, out *Result) error {
-	for i := range m.weights {
-		m.weights[i] = 0
-		if i < b.N {
-			m.weights[i] = 1 / float32(b.N)
-		}
-	}
+	m.setWeights(b.N)
 	outputs, err := m.run(m.step, b, params, true)
 	if err != nil {
 		return err
@@ -298,6 +294,16 @@ func (m *DLRMGraph) Step(b *Batch, params []float32, out *Result) error {
 	return readGrads(outputs[2:], m.params, out.ParamGrads)
 }
 
+// setWeights sets the weights of a batch with n examples.
+func (m *DLRMGraph) setWeights(n int) {
+	for i := range m.weights {
+		m.weights[i] = 0
+		if i < n {
+			m.weights[i] = 1 / float32(n)
+		}
+	}
+}
+
 // Predict implements [Model].
 func (m *DLRMGraph) Predict(b *Batch, params []float32, out *Result) error {
 	outputs, err := m.run(m.predict, b, params, false)
@@ -308,14 +314,14 @@ func (m *DLRMGraph) Predict(b *Batch, params []float32, out *Result) error {
 	return m.readLogits(outputs[0], b, out)
 }
 
+// check returns an error for a batch of another shape. It does not check the fields.
 func (m *DLRMGraph) check(b *Batch, params []float32) error {
 	c := &m.cfg
 	switch {
 	case b.N < 1 || b.N > c.Batch:
 		return invalid("%d examples: want 1 to %d", b.N, c.Batch)
-	case len(b.Labels) != c.Batch || len(b.Dense) != c.Batch*c.Dense || len(b.Fields) != c.Batch*c.Categorical*c.Dim:
-		return invalid("%d labels, %d dense numbers, %d numbers of embeddings: want %d, %d, %d", len(b.Labels),
-			len(b.Dense), len(b.Fields), c.Batch, c.Batch*c.Dense, c.Batch*c.Categorical*c.Dim)
+	case len(b.Labels) != c.Batch || len(b.Dense) != c.Batch*c.Dense:
+		return invalid("%d labels, %d dense numbers: want %d, %d", len(b.Labels), len(b.Dense), c.Batch, c.Batch*c.Dense)
 	case len(params) != TotalSize(m.params):
 		return invalid("%d dense weights: want %d", len(params), TotalSize(m.params))
 	}
@@ -328,6 +334,9 @@ func (m *DLRMGraph) run(e *Exec, b *Batch, params []float32, backward bool) ([]*
 		return nil, err
 	}
 	c := &m.cfg
+	if want := c.Batch * c.Categorical * c.Dim; len(b.Fields) != want {
+		return nil, invalid("%d numbers of embeddings: want %d", len(b.Fields), want)
+	}
 	var in []*tensors.Tensor
 	add := func(t *tensors.Tensor) { in = append(in, t) }
 	add(tensors.FromFlatDataAndDimensions(b.Fields, c.Batch, c.Categorical*c.Dim))
@@ -338,7 +347,7 @@ func (m *DLRMGraph) run(e *Exec, b *Batch, params []float32, backward bool) ([]*
 		add(tensors.FromFlatDataAndDimensions(b.Labels, c.Batch))
 		add(tensors.FromFlatDataAndDimensions(m.weights, c.Batch))
 	}
-	return call(e, in, m.params, params)
+	return call(e, nil, in, m.params, params)
 }
 
 func (m *DLRMGraph) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {
@@ -352,16 +361,16 @@ func (m *DLRMGraph) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {
 	})
 }
 
-// call runs e on in followed by the tensors of params, and frees both.
-func call(e *Exec, in []*tensors.Tensor, shapes []Param, params []float32) ([]*tensors.Tensor, error) {
+// call runs e on kept, in and the tensors of params, and frees the latter two.
+func call(e *Exec, kept, in []*tensors.Tensor, shapes []Param, params []float32) ([]*tensors.Tensor, error) {
 	for _, p := range shapes {
 		in = append(in, tensors.FromFlatDataAndDimensions(params[:p.Size()], p.Shape...))
 		params = params[p.Size():]
 	}
 	defer finalize(in)
-	args := make([]any, len(in))
-	for i, t := range in {
-		args[i] = t
+	args := make([]any, 0, len(kept)+len(in))
+	for _, t := range slices.Concat(kept, in) {
+		args = append(args, t)
 	}
 	out, err := e.Call(args...)
 	if err != nil {

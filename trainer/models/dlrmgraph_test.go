@@ -15,7 +15,7 @@ import (
 
 func open(t testing.TB) *accel.Backend {
 	t.Helper()
-	b, _, err := accel.Open(accel.Go)
+	b, _, err := accel.Open(accel.CPU)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -388,7 +388,7 @@ func (m *LeNet) run(e *Exec, b *Batch, params []float32, backward bool) ([]*tens
 		add(tensors.FromFlatDataAndDimensions(m.labels, c.Batch, c.Classes))
 		add(tensors.FromFlatDataAndDimensions(m.weights, c.Batch))
 	}
-	return call(e, in, m.params, params)
+	return call(e, nil, in, m.params, params)
 }
 
 func (m *LeNet) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {

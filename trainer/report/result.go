@@ -17,12 +17,12 @@ type Copies struct {
 
 // Result is the result of a run. Its JSON form is a contract: later versions may add fields, but rename none.
 type Result struct {
-	Job         string `json:"job"`
-	Mode        string `json:"mode"`
-	Data        string `json:"data"`
-	Rank        int    `json:"rank"`
-	Trainers    int    `json:"trainers"`
-	Accelerator string `json:"accelerator"`
+	Job      string `json:"job"`
+	Mode     string `json:"mode"`
+	Data     string `json:"data"`
+	Rank     int    `json:"rank"`
+	Trainers int    `json:"trainers"`
+	Device   string `json:"device"`
 
 	Steps             int64  `json:"steps"`           // of all processes, those before a resume included
 	ResumedAtStep     int64  `json:"resumed_at_step"` // 0: the run began at step 1
