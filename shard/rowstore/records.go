@@ -8,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
 	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -30,7 +31,7 @@ func newRecords(s *rowraft.Schema, stateLen int) (rs records, err error) {
 	rs = records{
 		schema: s, dim: s.Dim, storage: s.StorageType(), stateAt: headerBytes + s.WeightBytes(), stateLen: stateLen,
 	}
-	rs.imageLines = rs.imageBytes()%lineBytes == 0
+	rs.imageLines = rs.imageBytes()%order.LineBytes == 0
 	rs.slab, err = slab.New(rs.slabRecordBytes())
 	return rs, err
 }
