@@ -83,11 +83,15 @@ func (rs *records) rowHash(r record) Digest {
 	return Digest{Hi: h.Hi, Lo: h.Lo}
 }
 
-// store writes back the weights that floats returned for r.
-func (rs *records) store(r record, w []float32) {
-	if rs.storage == rowraft.BFloat16 { // floats returns float32 weights in place
-		wire.PutFloats(rs.weights(r), rs.storage, w)
+// store writes back the weights that wire.Floats returned for r, after a push or an assign has changed them.
+func (rs *records) store(r record, rule *optim.Rule, w []float32, assign bool) {
+	if rs.storage != rowraft.BFloat16 { // w is the memory of r
+		return
 	}
+	if !assign {
+		rule.RoundPush(rowraft.Key(r.key()), w)
+	}
+	wire.PutFloats(rs.weights(r), rs.storage, w)
 }
 
 // putInitial writes the weights of a key without a row.
