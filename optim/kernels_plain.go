@@ -12,3 +12,4 @@ func adam(w, m, v, g []float32, s *adamStep)       { adamPlain(w, m, v, g, s) }
 func ftrl(w, z, n, g []float32, s *ftrlStep)       { ftrlPlain(w, z, n, g, s) }
 func addDecay(dst, w, g []float32, lambda float32) { addDecayPlain(dst, w, g, lambda) }
 func clamp(w []float32, b float32)                 { clampPlain(w, b) }
+func roundDrawn(w []float32, base, step uint32)    { roundDrawnPlain(w, base, step) }

@@ -206,3 +206,31 @@ func clamp(w []float32, b float32) {
 		clampPlain(w[i:], b)
 	}
 }
+
+func roundDrawn(w []float32, base, step uint32) {
+	i := 0
+	if haveAVX2 && len(w) >= lanes {
+		var first [lanes]uint32
+		for j := range first {
+			first[j] = base + uint32(j)*step
+		}
+		at, next := archsimd.LoadUint32x8(&first), archsimd.BroadcastUint32x8(lanes*step)
+		m1, m2 := archsimd.BroadcastUint32x8(drawFirst), archsimd.BroadcastUint32x8(drawSecond)
+		fifteen, sixteen := archsimd.BroadcastUint32x8(15), archsimd.BroadcastUint32x8(16)
+		magnitude, inf := archsimd.BroadcastUint32x8(0x7FFFFFFF), archsimd.BroadcastInt32x8(0x7F800000)
+		low := archsimd.BroadcastUint32x8(0xFFFF)
+		for ; i+lanes <= len(w); i += lanes {
+			bits := archsimd.LoadFloat32x8Slice(w[i:]).AsUint32x8()
+			x := bits.Xor(at).Mul(m1)
+			x = x.Xor(x.ShiftRight(fifteen)).Mul(m2)
+			rounded := bits.Add(x.ShiftRight(sixteen)).AndNot(low)
+			nan := bits.And(magnitude).AsInt32x8().Greater(inf)
+			bits.Merge(rounded, nan).AsFloat32x8().StoreSlice(w[i:])
+			at = at.Add(next)
+		}
+		archsimd.ClearAVXUpperBits()
+	}
+	if i < len(w) {
+		roundDrawnPlain(w[i:], base+uint32(i)*step, step)
+	}
+}

@@ -98,6 +98,24 @@ func round(s *rowraft.Schema, w []float32) {
 	}
 }
 
+// draw rounds the weights that a push of key has computed to bfloat16: docs/formats/rules.md.
+func draw(key rowraft.Key, w []float32) {
+	h := mix64(uint64(key) + gamma)
+	first, step := h%(1<<32), h>>32|1
+	for i, v := range w {
+		if v != v {
+			continue
+		}
+		bits := uint64(math.Float32bits(v))
+		x := (bits ^ (first+uint64(i)*step)%(1<<32)) * 0x7FEB352D % (1 << 32)
+		x = (x ^ x/(1<<15)) * 0x846CA68B % (1 << 32)
+		if bits%(1<<16)+x/(1<<16) >= 1<<16 {
+			bits += 1 << 16
+		}
+		w[i] = math.Float32frombits(uint32(bits / (1 << 16) * (1 << 16)))
+	}
+}
+
 func drawWeights(s *rowraft.Schema, key rowraft.Key) []float32 {
 	w := make([]float32, s.Dim)
 	i := s.Initializer
@@ -175,6 +193,9 @@ func (m *Machine) applyRow(op byte, t *Table, key rowraft.Key, lr float32, numbe
 		}
 	} else if numbers != nil {
 		r.push(t.Schema.Optimizer, lr, numbers)
+		if r.half && t.Schema.Optimizer.Kind != rowraft.FTRL {
+			draw(key, r.Weights)
+		}
 	}
 	round(&t.Schema, r.Weights)
 	t.Counters[slot]++

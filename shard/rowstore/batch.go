@@ -104,7 +104,7 @@ func (t *Table) Assign(keys []rowraft.Key, values []byte, dt rowraft.DType) erro
 }
 
 // change calls do for each key with the weights and the state of its row and the numbers of
-// the argument for that key. It rounds the weights to the storage type after do returns.
+// the argument for that key. It rounds the weights to the storage type after do returns: see records.store.
 func (t *Table) change(
 	keys []rowraft.Key, arg []byte, dt rowraft.DType, counts []byte, assign bool, do func(w, state, arg []float32),
 ) error {
@@ -141,7 +141,7 @@ func (t *Table) change(
 			}
 			w := wire.Floats(t.wide, t.index.storage, t.index.weights(r))
 			do(w, t.index.state(r), values)
-			t.index.store(r, w)
+			t.index.store(r, &t.rule, w, assign)
 			t.index.seal(c.slot[i], c.tag[i], r)
 		}
 		base += n
@@ -191,7 +191,7 @@ func (t *Table) changeTracked(
 			}
 			w := wire.Floats(t.wide, t.index.storage, t.index.weights(r))
 			do(w, t.index.state(r), values)
-			t.index.store(r, w)
+			t.index.store(r, &t.rule, w, assign)
 			t.index.seal(c.slot[i], c.tag[i], r)
 		}
 	}

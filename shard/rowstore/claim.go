@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // The writer and the reader of a snapshot must never be in the same slot. The writer stores its
@@ -13,7 +14,7 @@ import (
 // This requires that the writer's store is visible before its load. That costs the writer a full
 // barrier per row, and the barrier waits until every image that the writer has saved is in memory.
 //
-// Where the system can make the other threads of a process execute a barrier (fenceOthers), the
+// Where the system can make the other threads of a process execute a barrier (order.FenceOthers), the
 // reader pays instead. It stores in Snapshot.nearPage the page of slots that it approaches, and
 // fences. A claim of a slot on another page is loose: a plain store. The writer loads nearPage after
 // that store. Either it sees the page and makes the claim strict as described above, or its claim
@@ -66,7 +67,7 @@ func (ss *snapshots) claimNow(slot rowraft.Slot) {
 		if ss.strict {
 			ss.writing.Store(ss.claimed | looseClaim)
 		} else {
-			storeClaim(&ss.writing, ss.claimed|looseClaim)
+			order.StoreUnfenced(&ss.writing, ss.claimed|looseClaim)
 		}
 		if ss.strict = ss.readerNear(slot); !ss.strict {
 			return
@@ -122,12 +123,12 @@ func (s *Snapshot) approach(slot rowraft.Slot) {
 
 // fence makes the writer execute a barrier. It returns false if the writer's claims are strict.
 func (ss *snapshots) fence() bool {
-	for !fenceOthers() {
+	for !order.FenceOthers() {
 		ss.wantStrict.Store(true)
 		if !ss.loose.Load() {
 			return false
 		}
-		pauseFence()
+		order.PauseFence()
 	}
 	return true
 }
@@ -138,7 +139,7 @@ func (ss *snapshots) chooseClaims() {
 	switch {
 	case len(ss.running) == 0:
 		ss.wantStrict.Store(false)
-		ss.loose.Store(canFence())
+		ss.loose.Store(order.CanFence())
 	case ss.wantStrict.Load() && ss.loose.Load():
 		ss.loose.Store(false)
 	}

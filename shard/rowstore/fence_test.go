@@ -9,21 +9,22 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // TestSnapshotWhileTheSystemCannotFence: while membarrier has no memory, a snapshot waits until it works
 // again or until the writer makes strict claims. The process continues, and the snapshot is that of its
 // begin.
 func TestSnapshotWhileTheSystemCannotFence(t *testing.T) {
-	if !canFence() {
+	if !order.CanFence() {
 		t.Skip("this system has no membarrier")
 	}
-	works := fenceOthers
-	defer func() { fenceOthers = works }()
+	works := order.FenceOthers
+	defer func() { order.FenceOthers = works }()
 	for _, fails := range []int64{5, 1 << 40} { // it works again after so many failures, or never
 		var left atomic.Int64
 		left.Store(fails)
-		fenceOthers = func() bool { return left.Add(-1) < 0 && works() }
+		order.FenceOthers = func() bool { return left.Add(-1) < 0 && works() }
 		table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
 		keys := make([]rowraft.Key, 20_000)
 		for i := range keys {

@@ -7,13 +7,11 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
-const lineBytes = 64 // the size of a cache line
-
 // imageBytes is the size of an image: a record and a link. It is rounded up to whole cache lines
 // if that adds at most a sixteenth.
 func (rs *records) imageBytes() int {
 	n := rs.slabRecordBytes() + 8
-	if lines := (n + lineBytes - 1) &^ (lineBytes - 1); lines-n <= n/16 {
+	if lines := (n + order.LineBytes - 1) &^ (order.LineBytes - 1); lines-n <= n/16 {
 		return lines
 	}
 	return n
@@ -27,7 +25,7 @@ func (s *Snapshot) putImage(c *cut, r record) error {
 		return err
 	}
 	if rs.imageLines {
-		streamImage(at, r.p, rs.slabRecordBytes(), uint64(c.image))
+		order.Stream(at, r.p, rs.slabRecordBytes(), uint64(c.image))
 	} else {
 		image := record{at}
 		copy(rs.bytes(image), rs.bytes(r))

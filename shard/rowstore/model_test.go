@@ -81,7 +81,7 @@ func (m *model) weights(key rowraft.Key) []float32 {
 }
 
 // change runs f on the row of key and gives it the next version.
-func (m *model) change(key rowraft.Key, f func(w, state []float32)) {
+func (m *model) change(key rowraft.Key, pushed bool, f func(w, state []float32)) {
 	dim := m.schema.Dim
 	r, ok := m.rows[key]
 	if !ok {
@@ -97,6 +97,10 @@ func (m *model) change(key rowraft.Key, f func(w, state []float32)) {
 		}
 	}
 	f(r.numbers[:dim], r.numbers[dim:])
+	if pushed && m.schema.Storage == rowraft.BFloat16 {
+		rule, _ := optim.New(m.schema.Optimizer)
+		rule.RoundPush(key, r.numbers[:dim]) // its own tests are in optim
+	}
 	m.round(r.numbers[:dim])
 	slot := m.slot(key)
 	m.versions[slot]++
@@ -106,7 +110,7 @@ func (m *model) change(key rowraft.Key, f func(w, state []float32)) {
 
 func (m *model) update(key rowraft.Key, g []float32, lr float32) {
 	o := m.schema.Optimizer
-	m.change(key, func(w, st []float32) {
+	m.change(key, true, func(w, st []float32) {
 		n := len(w)
 		if o.Kind == rowraft.Adam {
 			st[2*n] = float32(st[2*n] * o.Beta1)
@@ -130,7 +134,7 @@ func (m *model) update(key rowraft.Key, g []float32, lr float32) {
 }
 
 func (m *model) assign(key rowraft.Key, v []float32) {
-	m.change(key, func(w, _ []float32) { copy(w, v) })
+	m.change(key, false, func(w, _ []float32) { copy(w, v) })
 }
 
 func (m *model) delete(key rowraft.Key) {

@@ -8,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
 	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -30,7 +31,7 @@ func newRecords(s *rowraft.Schema, stateLen int) (rs records, err error) {
 	rs = records{
 		schema: s, dim: s.Dim, storage: s.StorageType(), stateAt: headerBytes + s.WeightBytes(), stateLen: stateLen,
 	}
-	rs.imageLines = rs.imageBytes()%lineBytes == 0
+	rs.imageLines = rs.imageBytes()%order.LineBytes == 0
 	rs.slab, err = slab.New(rs.slabRecordBytes())
 	return rs, err
 }
@@ -82,11 +83,15 @@ func (rs *records) rowHash(r record) Digest {
 	return Digest{Hi: h.Hi, Lo: h.Lo}
 }
 
-// store writes back the weights that floats returned for r.
-func (rs *records) store(r record, w []float32) {
-	if rs.storage == rowraft.BFloat16 { // floats returns float32 weights in place
-		wire.PutFloats(rs.weights(r), rs.storage, w)
+// store writes back the weights that wire.Floats returned for r, after a push or an assign has changed them.
+func (rs *records) store(r record, rule *optim.Rule, w []float32, assign bool) {
+	if rs.storage != rowraft.BFloat16 { // w is the memory of r
+		return
 	}
+	if !assign {
+		rule.RoundPush(rowraft.Key(r.key()), w)
+	}
+	wire.PutFloats(rs.weights(r), rs.storage, w)
 }
 
 // putInitial writes the weights of a key without a row.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/shard/rowstore/candidate"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -191,8 +192,8 @@ func TestReaderAndWriterAreNeverInOneSlot(t *testing.T) {
 	const shared, ofWriter, ofReader = rowraft.Slot(0), 20 * cutsPerPage, 10 * cutsPerPage
 	const words = 16
 	var begun, ended uint64
-	mem := make([]uint64, words+8+lineBytes/8)
-	image := unsafe.Add(unsafe.Pointer(&mem[0]), -uintptr(unsafe.Pointer(&mem[0]))&(lineBytes-1))
+	mem := make([]uint64, words+8+order.LineBytes/8)
+	image := unsafe.Add(unsafe.Pointer(&mem[0]), -uintptr(unsafe.Pointer(&mem[0]))&(order.LineBytes-1))
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -211,7 +212,7 @@ func TestReaderAndWriterAreNeverInOneSlot(t *testing.T) {
 			for i := range src {
 				src[i] = n
 			}
-			streamImage(image, unsafe.Pointer(&src[0]), 8*words, n)
+			order.Stream(image, unsafe.Pointer(&src[0]), 8*words, n)
 			ended = n
 			if table.snaps.claim(ofWriter); n%16 == 0 {
 				table.snaps.done()

@@ -3,6 +3,7 @@ package rowstore
 import (
 	"encoding/binary"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -117,6 +118,71 @@ func TestRoundsToNearestEven(t *testing.T) {
 	nan := math.Float32frombits(0x7F800001)
 	if got := wire.BFloat16(nan); got != 0x7FC0 {
 		t.Errorf("a NaN with only low bits set is stored as %#x, want 0x7fc0", got)
+	}
+}
+
+// TestSmallStepsAddUp: SGD with weights stored as bfloat16 follows steps that are a tenth of the distance of two
+// bfloat16 values. Two tables agree bit for bit. Rounding to nearest would leave every weight where it starts.
+func TestSmallStepsAddUp(t *testing.T) {
+	const dim, rows, steps, lr = 16, 64, 12_000, 1e-3
+	schema := testSchema(rowraft.Sparse, rowraft.SGD, dim)
+	schema.Initializer = rowraft.Initializer{Kind: rowraft.InitUniform, A: 1, B: 1.5}
+	wide := mustNew(t, schema)
+	schema.Storage = rowraft.BFloat16
+	half, again := mustNew(t, schema), mustNew(t, schema)
+	keys := someKeys(3, rows)
+	noise := rand.New(rand.NewPCG(5, 0))
+	const goal = 0.5
+	weights := func(table *Table) []float32 {
+		b, w := make([]byte, 4*rows*dim), make([]float32, rows*dim)
+		if err := table.Pull(keys, b, rowraft.Float32, nil); err != nil {
+			t.Fatal(err)
+		}
+		wire.GetFloats(w, rowraft.Float32, b)
+		return w
+	}
+	moved := 0
+	g := make([]float32, rows*dim)
+	for step := range steps {
+		for _, table := range []*Table{wide, half} {
+			for i, w := range weights(table) { // the loss (w − goal)²/2 of a noisy example
+				g[i] = w - goal + float32(noise.NormFloat64()*0.1)
+				nearest := []float32{w - lr*g[i]}
+				if wire.RoundAll(nearest); table == half && step < 100 && nearest[0] != w {
+					moved++
+				}
+			}
+			b := appendFloats(nil, g)
+			if err := table.Update(keys, b, rowraft.Float32, lr); err != nil {
+				t.Fatal(err)
+			}
+			if table == half {
+				if err := again.Update(keys, b, rowraft.Float32, lr); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if moved > rows*dim {
+		t.Errorf("rounding to nearest moves a weight in %d of %d steps: the steps are not small", moved, 100*rows*dim)
+	}
+	if half.Digest() != again.Digest() {
+		t.Error("two tables with the same pushes differ")
+	}
+	mean := func(w []float32) (m, dev float64) {
+		for _, v := range w {
+			m += float64(v) / float64(len(w))
+		}
+		for _, v := range w {
+			dev += (float64(v) - m) * (float64(v) - m) / float64(len(w))
+		}
+		return m, math.Sqrt(dev)
+	}
+	wideMean, _ := mean(weights(wide))
+	halfMean, dev := mean(weights(half))
+	t.Logf("mean %.4f as float32, %.4f ± %.4f as bfloat16", wideMean, halfMean, dev)
+	if math.Abs(wideMean-goal) > 0.01 || math.Abs(halfMean-goal) > 0.01 || dev > 0.05 {
+		t.Errorf("weights end at %.4f as float32 and at %.4f ± %.4f as bfloat16, want %v", wideMean, halfMean, dev, goal)
 	}
 }
 

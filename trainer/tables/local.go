@@ -197,6 +197,9 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 			l.gradient = append(l.gradient[:0], s.Values[k*s.Dim:(k+1)*s.Dim]...)
 			round(l.gradient, l.dtype)
 			t.rule.Update(row[:s.Dim], row[s.Dim:], l.gradient, lr)
+			if t.schema.StorageType() == rowraft.BFloat16 {
+				t.rule.RoundPush(key, row[:s.Dim])
+			}
 			round(row[:s.Dim], t.schema.StorageType())
 		}
 	}

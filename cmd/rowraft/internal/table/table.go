@@ -87,7 +87,7 @@ func (f *tableFlags) register(fl *pflag.FlagSet) {
 	fl.Float32Var(&f.dev, "init-stddev", 0.01, "normal: standard deviation")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of the initializer")
 	fl.StringVar(&f.storage, "storage", "float32",
-		"float32 or bfloat16: how weights are stored; bfloat16 takes half the memory and rounds each result")
+		"float32 or bfloat16: how weights are stored; bfloat16 takes half the memory, and pushes round stochastically")
 	fl.StringVar(&f.admit, "admit", "all",
 		"which keys get a row: all, count:N (with the N-th push) or probability:P (with each push)")
 	fl.StringVar(&f.expire, "expire", "",
@@ -151,7 +151,7 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
 	switch f.storage {
 	case "float32":
-	case "bfloat16":
+	case "bfloat16", "bf16":
 		s.Storage = rowraft.BFloat16
 	default:
 		return cli.Usagef("--storage %q: want float32 or bfloat16%s", f.storage,

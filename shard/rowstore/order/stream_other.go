@@ -1,11 +1,11 @@
 //go:build !amd64 || race
 
-package rowstore
+package order
 
 import "unsafe"
 
-// streamImage writes n bytes of src and then link to dst.
-func streamImage(dst, src unsafe.Pointer, n int, link uint64) {
+// Stream writes n bytes of src and then link to dst.
+func Stream(dst, src unsafe.Pointer, n int, link uint64) {
 	copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
 	*(*uint64)(unsafe.Add(dst, n)) = link
 }

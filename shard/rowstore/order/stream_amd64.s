@@ -2,8 +2,8 @@
 
 #include "textflag.h"
 
-// func streamImage(dst, src unsafe.Pointer, n int, link uint64)
-TEXT ·streamImage(SB), NOSPLIT, $0-32
+// func Stream(dst, src unsafe.Pointer, n int, link uint64)
+TEXT ·Stream(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), DI
 	MOVQ src+8(FP), SI
 	MOVQ n+16(FP), CX
