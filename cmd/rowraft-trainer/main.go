@@ -20,9 +20,9 @@ func newRoot() *cobra.Command {
 		Short: "Train a model whose weights live on a rowraft cluster",
 		Long: `rowraft-trainer trains a model whose weights live on a rowraft cluster.
 
-Every flag of train, start, sweep, evaluate, predict, export, serve and runs can also be given as an environment variable: --endpoints is
-ROWRAFT_ENDPOINTS. A flag wins over every variable that conflicts with it, and both over the job's
-file. No variable sets --fresh.`,
+Every flag of train, start, sweep, evaluate, predict, export, serve and runs can also be given as an
+environment variable: --endpoints is ROWRAFT_ENDPOINTS. A flag wins over every variable that conflicts with
+it, and both over the job's file. No variable sets --fresh.`,
 		Version: version,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Lookup("runs") != nil ||
