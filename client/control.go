@@ -36,15 +36,23 @@ func (k *Control) Conn(addr string) (grpc.ClientConnInterface, error) { return k
 // when ctx ends.
 func (k *Control) Call(ctx context.Context, what string,
 	call func(context.Context, grpc.ClientConnInterface) error) error {
+	return k.CallLong(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		attempt, cancel := context.WithTimeout(ctx, 5*k.cluster.attempt)
+		defer cancel()
+		return call(attempt, conn)
+	})
+}
+
+// CallLong is Call for a call that lasts as long as its work, such as a checkpoint: ctx alone bounds an attempt.
+func (k *Control) CallLong(ctx context.Context, what string,
+	call func(context.Context, grpc.ClientConnInterface) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(k.ctx, cancel)()
 	for w := k.Walk(); ; {
 		conn, err := k.Conn(w.Addr())
 		if err == nil {
-			attempt, cancel := context.WithTimeout(ctx, 5*k.cluster.attempt)
-			err = call(attempt, conn)
-			cancel()
+			err = call(ctx, conn)
 		}
 		if err == nil {
 			return nil

@@ -7,10 +7,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/scores"
 )
 
 // clicksFile writes a file of so many examples and its schema.
@@ -239,6 +242,41 @@ func TestScoresNeedHeldOutExamples(t *testing.T) {
 			if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "held-out examples") {
 				t.Errorf("%s: %v", name, err)
 			}
+		}
+	}
+}
+
+// The checkpoint of the best score has the scored weights and few later batches, however long it takes to begin: those
+// that the trainer had read.
+func TestBestCheckpointHasTheScoredWeights(t *testing.T) {
+	for _, inFlight := range []int{0, 2} {
+		cfg := tinyConfig(0, inFlight)
+		cfg.Generator, cfg.Batch, cfg.Epochs = nil, 10, 20
+		cfg.Data.File, cfg.Data.Schema = clicksFile(t, 300)
+		cfg.EvaluateEvery.Steps = 100
+		cfg.Checkpoint.KeepBest, cfg.Checkpoint.To = true, "/c"
+		var scored atomic.Int64
+		j := newJob(t, cfg, newLocal(t), func(e report.Event) {
+			if e.Event == report.EventValidation {
+				scored.Store(e.Held.Step)
+			}
+		})
+		saves := 0
+		j.validation.prepare(j, &scores.Memory{}, func(string) (string, error) {
+			<-time.After(100 * time.Millisecond) //tidy:allow sleep the scheduler takes some time to pause the trainers
+			p, release, err := j.pausePoint.Request(t.Context(), nil)
+			if err != nil {
+				return "", err
+			}
+			defer release()
+			saves++
+			if late := p.State.Step - scored.Load(); late < 0 || late > int64(1+inFlight+inFlight/2) {
+				t.Errorf("%d in flight: the checkpoint has %d batches after the score", inFlight, late)
+			}
+			return "/c/1", nil
+		}, nil)
+		if _, err := j.Run(t.Context()); err != nil || saves == 0 {
+			t.Errorf("%d checkpoints, %v", saves, err)
 		}
 	}
 }

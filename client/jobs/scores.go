@@ -82,9 +82,9 @@ const OnRequest = 366 * 24 * time.Hour
 
 // RunPolicy makes the next checkpoint of a policy now and returns its place, DESTINATION/NAME.
 func RunPolicy(ctx context.Context, c *client.Client, name string) (made string, err error) {
-	err = policyCall(ctx, c, "make a checkpoint of policy "+name,
-		func(ctx context.Context, stub rowraftv1.CheckpointsClient) error {
-			r, err := stub.RunPolicy(ctx, &rowraftv1.RunPolicyRequest{Name: name})
+	err = c.Control().CallLong(ctx, "make a checkpoint of policy "+name,
+		func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			r, err := rowraftv1.NewCheckpointsClient(conn).RunPolicy(ctx, &rowraftv1.RunPolicyRequest{Name: name})
 			made = newestOf(r.GetPolicy())
 			return err
 		})

@@ -65,7 +65,9 @@ func TestAnEarlyStopKeepsTheBestCheckpoint(t *testing.T) {
 				if e.Event == report.EventValidation {
 					best = max(best, e.Held.AUC)
 				}
-				notes += e.Message + "\n"
+				if e.Message != "" {
+					notes += e.Message + "\n"
+				}
 			}, func(context.Context) {})
 			for rank, r := range results {
 				b := r.BestScore
@@ -87,7 +89,7 @@ func TestAnEarlyStopKeepsTheBestCheckpoint(t *testing.T) {
 			if got := evaluated(t, c, cfg); got < b.Value-.02 || got > b.Value+.02 {
 				t.Errorf("the rows of the best checkpoint have an AUC of %v, the best score is %v", got, b.Value)
 			}
-			cfg.Resume, cfg.EarlyStop.Patience, cfg.Epochs, cfg.Steps = "auto", 0, 0, 1
+			cfg.Resume, cfg.EarlyStop.Patience, cfg.Epochs, cfg.Steps = "auto", 0, 0, 60
 			for rank, r := range runTogether(t, c, cfg, nil, func(context.Context) {}) {
 				if r.ResumedFrom != b.Checkpoint {
 					t.Errorf("trainer %d resumes from %q", rank, r.ResumedFrom)

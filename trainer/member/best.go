@@ -13,6 +13,8 @@ import (
 // saved is the checkpoint of the previous best score; "": there is none. If the newest checkpoint of the policy is
 // another one, it may belong to a better score of an earlier run: the policy is begun again, and that checkpoint stays.
 func (m *Membership) SaveBest(ctx context.Context, saved string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, stopPatience) // it must not keep a trainer that has ended for longer
+	defer cancel()
 	name := "best-" + m.Job[:min(len(m.Job), 55)]
 	newest, found, err := jobs.NewestOf(ctx, m.client, name)
 	if err == nil && found && newest != saved {

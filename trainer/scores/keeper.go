@@ -1,6 +1,7 @@
 package scores
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -48,8 +49,19 @@ type Keeper struct {
 	Save func(saved string) (string, error)
 	Note func(format string, args ...any)
 
-	mu     sync.Mutex
-	saving chan struct{} // closed when the checkpoint is made, or has failed; nil: none was begun
+	mu      sync.Mutex
+	running bool  // a goroutine makes a checkpoint
+	next    *save // the one that it makes after that; nil: none
+	newest  *save // nil: none was begun
+	made    string
+}
+
+// save is a checkpoint of a score.
+type save struct {
+	score jobs.Score
+	lower bool
+	saved string        // the previous one, as the Book knew it
+	done  chan struct{} // closed when it is made, has failed, or a better score needs one
 }
 
 // Verdict is what follows from a score.
@@ -94,51 +106,76 @@ func (k *Keeper) book(ctx context.Context, s jobs.Score, lower bool) (jobs.Score
 	return k.Book.ReportScore(ctx, s, lower, k.Stop.MinDelta)
 }
 
-// beginSave makes a checkpoint of a score, unless one is being made: then the score is not saved.
+// beginSave has a checkpoint made of a score, after the one that is being made. A better score takes the place of one that
+// waits.
 func (k *Keeper) beginSave(s jobs.Score, lower bool, saved *jobs.Score) {
-	if k.Saving() != nil {
-		k.Note("no checkpoint is made of the score after step %d: that of an earlier score is not complete", s.Step)
-		return
-	}
-	was, done := "", make(chan struct{})
+	one := &save{score: s, lower: lower, done: make(chan struct{})}
 	if saved != nil {
-		was = saved.Checkpoint
+		one.saved = saved.Checkpoint
 	}
 	k.mu.Lock()
-	k.saving = done
-	k.mu.Unlock()
+	defer k.mu.Unlock()
+	k.newest = one
+	if k.running {
+		if k.next != nil {
+			close(k.next.done)
+		}
+		k.next = one
+		return
+	}
+	k.running = true
 	go func() { // Wait waits for it
-		defer close(done)
-		made, err := k.Save(was)
-		if err == nil {
-			s.Checkpoint = made
-			_, err = k.book(context.Background(), s, lower)
+		for one := one; one != nil; one = k.nextSave() {
+			k.makeSave(one)
+			close(one.done)
 		}
-		if err != nil {
-			k.Note("the score after step %d has no checkpoint: %v", s.Step, err)
-			return
-		}
-		k.Note("made checkpoint %s of the best score, %s %.4f after step %d", made, report.MetricName(s.Metric), s.Value,
-			s.Step)
 	}()
 }
 
-// Saving returns a channel that is closed when the checkpoint that is being made is complete; nil if none is.
+// nextSave returns the checkpoint that waits, nil if none does.
+func (k *Keeper) nextSave() *save {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	one := k.next
+	k.next, k.running = nil, one != nil
+	return one
+}
+
+// makeSave makes a checkpoint. One goroutine at a time calls it.
+func (k *Keeper) makeSave(one *save) {
+	s := &one.score
+	made, err := k.Save(cmp.Or(k.made, one.saved))
+	if err == nil {
+		k.made, s.Checkpoint = made, made
+		_, err = k.book(context.Background(), *s, one.lower)
+	}
+	if err != nil {
+		k.Note("the score after step %d has no checkpoint: %v", s.Step, err)
+		return
+	}
+	k.Note("made checkpoint %s of the best score, %s %.4f after step %d", made, report.MetricName(s.Metric), s.Value,
+		s.Step)
+}
+
+// Saving returns a channel that is closed when the newest checkpoint is complete; nil if it is, or there is none.
 func (k *Keeper) Saving() <-chan struct{} {
 	if k == nil {
 		return nil
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.newest == nil {
+		return nil
+	}
 	select {
-	case <-k.saving:
+	case <-k.newest.done:
 		return nil
 	default:
-		return k.saving // nil if none was begun
+		return k.newest.done
 	}
 }
 
-// Wait returns when no checkpoint is being made.
+// Wait returns when no checkpoint is being made, after the last Report.
 func (k *Keeper) Wait() {
 	if saving := k.Saving(); saving != nil {
 		<-saving
