@@ -170,7 +170,7 @@ func lossOf(r *runs.Run) float64 {
 // scoreText returns a score for people.
 func scoreText(s runs.Score) string {
 	if math.IsNaN(s.Value) {
-		return "-"
+		return "no score"
 	}
 	text := fmt.Sprintf("%s %.4f", s.Name, s.Value)
 	if !s.Final {
@@ -203,16 +203,19 @@ func (o *runsOptions) list(cmd *cobra.Command, _ []string) error {
 			"SET"}, "TIME", "BATCHES", "EXAMPLES", "LOSS").OnlyWide("BATCHES", "EXAMPLES", "LOSS", "HOST")
 		for i, r := range all {
 			j := out.Runs[i]
-			loss := "-"
+			loss, score := "-", scoreText(r.Score())
 			if v := float64(j.Loss); !math.IsNaN(v) {
 				loss = fmt.Sprintf("%.4f", v)
+				if j.Score == "" {
+					score = "loss " + loss
+				}
 			}
 			set, started := r.Set(), j.Started.Local().Format("01-02 15:04")
 			if j.State == runs.Unreadable {
 				set, started = j.Error, "-"
 			}
 			t.AppendRow(table.Row{r.Name, j.State, started, span(r.Duration()),
-				cli.Count(uint64(max(j.Batches, 0))), cli.Count(uint64(max(j.Examples, 0))), loss, scoreText(r.Score()),
+				cli.Count(uint64(max(j.Batches, 0))), cli.Count(uint64(max(j.Examples, 0))), loss, score,
 				r.Head().Host, set})
 		}
 		t.Render()

@@ -40,6 +40,7 @@ type page struct {
 	Settings []pageRow // those that differ
 	Charts   []chart
 	Folded   bool // there are several runs: their details are closed at first
+	Set      bool // a run has settings of the command line
 
 	Width, Height, Left, Right, Top, Bottom float64 // of a plot
 }
@@ -49,6 +50,7 @@ type pageRun struct {
 	Name, Job, State, Error, Started string
 	Duration, Batches, Examples, Set string
 	Fingerprint, Data                string
+	Several                          bool // processes
 	Processes                        []pageProcess
 	Settings                         []pageSetting
 	Notes                            []pageNote
@@ -63,7 +65,10 @@ type pageProcess struct {
 
 type pageSetting struct{ Name, Value string }
 
-type pageNote struct{ At, Text string }
+type pageNote struct {
+	Rank     int
+	At, Text string
+}
 
 type pageRow struct {
 	Name  string
@@ -103,7 +108,7 @@ func WritePage(w io.Writer, all []*Run, now time.Time) error {
 	var curves []drawn
 	for i, r := range all {
 		names = append(names, r.Name)
-		p.Live = p.Live || r.State() == Running
+		p.Live, p.Set = p.Live || r.State() == Running, p.Set || r.Set() != ""
 		p.Runs = append(p.Runs, describe(i, r))
 		curves = append(curves, drawn{r, r.Curve(curvePoints), r.HeldCurve()})
 	}
@@ -146,12 +151,13 @@ func describe(i int, r *Run) pageRun {
 	if result := r.Result(); result != nil {
 		d.Data = result.Data
 	}
+	d.Several = len(r.Processes) > 1
 	for _, p := range r.Processes {
 		d.Processes = append(d.Processes, pageProcess{Rank: p.Head.Rank, State: string(p.State), Host: p.Head.Host,
 			Last: p.last().UTC().Format(time.DateTime), Binary: p.Head.Binary, Damaged: p.Damaged})
 		for _, n := range p.Notes {
 			at := duration(float64(n.Seconds)).Round(time.Second).String()
-			d.Notes = append(d.Notes, pageNote{at, n.Text})
+			d.Notes = append(d.Notes, pageNote{p.Head.Rank, at, n.Text})
 		}
 	}
 	flat := Flatten(head.Settings)

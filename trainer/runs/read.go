@@ -138,7 +138,9 @@ func parse(r io.Reader) (*Process, error) {
 			continue
 		}
 		if damaged || !p.take(&l) {
-			p.Damaged++
+			if p.Damaged++; p.Damaged > maxBroken {
+				return nil, rowraft.Errorf(rowraft.CodeCorrupt, "more than %d lines are damaged", maxBroken)
+			}
 		}
 	}
 	if p.Head.Version == 0 {

@@ -63,6 +63,7 @@ func TestOtherFilesAreRefused(t *testing.T) {
 		"empty":           {"", rowraft.CodeCorrupt},
 		"torn head":       {headLine[:20], rowraft.CodeCorrupt},
 		"no head":         {pointLine, rowraft.CodeCorrupt},
+		"damaged lines":   {headLine + strings.Repeat("\n", maxBroken+1), rowraft.CodeCorrupt},
 		"version 0":       {strings.Replace(headLine, `"version":1`, `"version":0`, 1), rowraft.CodeCorrupt},
 		"another program": {"label,c1\n1,a\n", rowraft.CodeCorrupt},
 	} {

@@ -16,6 +16,7 @@ const (
 	maxNotes  = 100
 	maxText   = 1000     // bytes of a note, or of an error
 	maxLine   = 1 << 20  // bytes of a line; a reader skips longer ones
+	maxBroken = 5000     // lines that a reader skips; it refuses a file with more
 	maxFile   = 16 << 20 // bytes of a file; a reader refuses larger ones
 )
 

@@ -105,8 +105,8 @@ func TestARecordIsReadAsItWasWritten(t *testing.T) {
 	if len(p.Held) != 1 || p.Held[0].AUC != 0.7 || p.Held[0].Step != 9 {
 		t.Errorf("held-out scores %+v", p.Held)
 	}
-	if len(p.Notes) != 1 || len(p.Notes[0].Text) > maxText+10 {
-		t.Errorf("%d notes", len(p.Notes))
+	if len(p.Notes) != 1 || len(p.Notes[0].Text) > maxText+10 || p.Bytes > 5*maxText {
+		t.Errorf("%d notes in a file of %d bytes, want one that was cut", len(p.Notes), p.Bytes)
 	}
 	if s := got.Score(); got.State() != Finished || s.Name != "AUC" || s.Value != 0.75 || !s.Final {
 		t.Errorf("state %s, score %+v; want finished with AUC 0.75", got.State(), s)
@@ -153,6 +153,10 @@ func TestAKilledProcessIsKnown(t *testing.T) {
 	}
 	ready := make([]byte, 6)
 	if _, err := out.Read(ready); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-2 * staleAfter) // the lock counts, not the time
+	if err := os.Chtimes(filepath.Join(dir, "killed", fileName(0, 1)), old, old); err != nil {
 		t.Fatal(err)
 	}
 	if got := open(t, dir, "killed").State(); got != Running {
