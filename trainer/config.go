@@ -115,6 +115,7 @@ type DataConfig struct {
 
 	Unlabelled bool `yaml:"-" json:",omitempty"` // the labels are not read
 	Requests   bool `yaml:"-" json:",omitempty"` // the examples of Described come from requests: see Served
+	KeepLines  bool `yaml:"-" json:",omitempty"` // batches keep the lines of their examples
 	NoFit      bool `yaml:"-" json:",omitempty"` // of data.Options
 
 	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File; metrics are per
@@ -446,10 +447,10 @@ func (c *Config) OpenData() (data.Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.Data.Unlabelled {
-		unlabelled := *schema
-		unlabelled.Unlabelled = true
-		schema = &unlabelled
+	if c.Data.Unlabelled || c.Data.KeepLines {
+		s := *schema
+		s.Unlabelled, s.KeepLines = c.Data.Unlabelled, c.Data.KeepLines
+		schema = &s
 	}
 	if c.Data.Follow != "" {
 		return data.OpenFollow(c.Data.Follow, schema)

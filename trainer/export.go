@@ -91,13 +91,21 @@ func (m *Model) Weights(ctx context.Context, saved *state.State) ([]models.Param
 			"the trainers keep dense weights of job %s: only they have them, and a checkpoint that they took part in",
 			j.cfg.Job)
 	}
-	flat, delta := make([]float32, len(j.layout.Initial)), make([]float32, j.layout.Rows*dense.Width)
+	flat := make([]float32, len(j.layout.Initial))
+	return j.layout.Params, flat, pullDense(ctx, j, flat)
+}
+
+// pullDense writes the present dense weights to flat.
+func pullDense(ctx context.Context, j *Job, flat []float32) error {
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
+	delta := make([]float32, j.layout.Rows*dense.Width)
 	if segs := j.layout.Segments(nil, delta); len(segs) > 0 {
 		if err := j.tables.Pull(ctx, segs); err != nil {
-			return nil, nil, fmt.Errorf("dense weights: %w", err)
+			return fmt.Errorf("dense weights: %w", err)
 		}
 	}
 	j.layout.Weights(flat, delta)
 	j.hybrid.fill(flat)
-	return j.layout.Params, flat, nil
+	return nil
 }

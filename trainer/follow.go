@@ -81,7 +81,7 @@ func (c *Config) validateFollow() error {
 		return invalid("data: window needs a stream: set follow")
 	case d.Follow == "":
 		return nil
-	case d.Schema == "":
+	case d.Schema == "" && d.Described == nil:
 		return invalid("data: follow %s has no schema: set data.schema", d.Follow)
 	case c.Epochs > 1:
 		return invalid("data: follow %s: a stream has no epochs, but epochs is %d", d.Follow, c.Epochs)

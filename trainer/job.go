@@ -129,14 +129,10 @@ func (j *Job) openModel() error {
 		return err
 	}
 	j.accel = report
-	model, err := models.NewThreads(j.cfg.Threads, j.cfg.Batch, func(batch int) (models.Model, error) {
-		return j.cfg.newModel(backend, j.shape, batch)
-	})
-	if err != nil {
+	if j.model, err = j.cfg.newModels(backend, j.shape); err != nil {
 		return err
 	}
-	j.model = model
-	if j.layout, err = j.cfg.newLayout(model.Params()); err != nil {
+	if j.layout, err = j.cfg.newLayout(j.model.Params()); err != nil {
 		return err
 	}
 	j.hybrid, err = newHybrid(j)

@@ -91,6 +91,13 @@ func (m *ModelConfig) rowWidthOf(dim int) int {
 	return 0
 }
 
+// newModels returns the model of the job for whole batches.
+func (c *Config) newModels(backend *accel.Backend, shape data.Shape) (models.Model, error) {
+	return models.NewThreads(c.Threads, c.Batch, func(batch int) (models.Model, error) {
+		return c.newModel(backend, shape, batch)
+	})
+}
+
 // newModel returns the model of the job for batches of the given size.
 func (c *Config) newModel(backend *accel.Backend, shape data.Shape, batch int) (models.Model, error) {
 	if c.Model.Sleep > 0 {

@@ -2,13 +2,15 @@ package trainer
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
-	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -38,8 +40,8 @@ func predictions(t *testing.T, model Config, to *tables.Local, file string) (out
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := j.Predict(t.Context(), func(_ int, p *models.Result) error {
-		out = append(out, p.Predictions...)
+	r, err := j.Predict(t.Context(), 1, func(p *Predicted) error {
+		out = append(out, p.Result.Predictions...)
 		return nil
 	})
 	if err != nil || r.HeldExamples != len(out) {
@@ -135,9 +137,57 @@ func TestAnInterruptedPredictSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := j.Predict(ctx, func(int, *models.Result) error { cancel(); return nil })
+	r, err := j.Predict(ctx, 1, func(*Predicted) error { cancel(); return nil })
 	if err != nil || !r.Interrupted || r.HeldExamples == 240 {
 		t.Errorf("%+v, %v; want an interrupted result", r, err)
+	}
+}
+
+// TestPredictWorkersKeepTheOrder: the lines of the examples, and their predictions, come in the order of the file for any
+// number of workers, with the same bits.
+func TestPredictWorkersKeepTheOrder(t *testing.T) {
+	to := newLocal(t)
+	model, file := trainedClicks(t, to)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	want := predictions(t, model, to, file)
+	model.Data.File, model.Data.Unlabelled, model.Data.Held = data.Paths{file}, true, new(float64)
+	model.Data.KeepLines, model.Batch = true, 7
+	for _, workers := range []int{1, 3, 8} {
+		j, err := NewJob(t.Context(), model, to, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []float32
+		_, err = j.Predict(t.Context(), workers, func(p *Predicted) error {
+			for i := range p.N {
+				if line, want := string(p.Lines.Line(i)), lines[1+len(got)+i]; line != want {
+					t.Errorf("line %d is %q, want %q", len(got)+i, line, want)
+				}
+			}
+			if string(p.Lines.Head) != lines[0] || p.Lines.Separator != ',' {
+				t.Errorf("header %q, separator %q", p.Lines.Head, p.Lines.Separator)
+			}
+			got = append(got, p.Result.Predictions...)
+			return nil
+		})
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%d workers: %d predictions, %v; want %d equal ones", workers, len(got), err, len(want))
+		}
+	}
+	j, err := NewJob(t.Context(), model, to, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Predict(t.Context(), 0, nil); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("0 workers: %v, want CodeInvalidArgument", err)
+	}
+	broken := rowraft.Errorf(rowraft.CodeOverloaded, "the disk is full")
+	if _, err := j.Predict(t.Context(), 3, func(*Predicted) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("%v, want the error of the writer", err)
 	}
 }
 

@@ -10,50 +10,112 @@ import (
 	"strconv"
 
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
-// predict writes the predictions of a job's data to a file, or - for standard output. A file gets its name when it is
-// complete.
-func predict(ctx context.Context, job *trainer.Job, path string) (r *report.Result, err error) {
-	if path == "-" {
-		return writePredictions(ctx, job, os.Stdout)
+// predictFlags are the flags of `predict`.
+type predictFlags struct {
+	out       string // file of the predictions, - for standard output
+	withInput bool
+	workers   int
+}
+
+// configure makes cfg a job that predicts.
+func (f *predictFlags) configure(cfg *trainer.Config) {
+	d := &cfg.Data
+	d.Unlabelled, d.Held, d.HeldBy, d.Shuffle, d.MaxBad = true, new(float64), "", "", 0 // a line for each example
+	d.KeepLines = f.withInput
+	cfg.Validation = nil
+	if len(d.File) == 1 && d.File[0] == data.Stdin {
+		d.Follow, d.File, cfg.Trainers, cfg.Rank, cfg.Epochs = data.Stdin, nil, 1, nil, 0
 	}
-	part := path + "." + rand.Text() + ".tmp"
-	f, err := os.OpenFile(part, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+}
+
+// run writes the predictions of a job's data to a file, or - for standard output. A file gets its name when it is
+// complete.
+func (f *predictFlags) run(ctx context.Context, job *trainer.Job, tasks []string) (r *report.Result, err error) {
+	if f.out == "-" {
+		return f.write(ctx, job, tasks, os.Stdout)
+	}
+	part := f.out + "." + rand.Text() + ".tmp"
+	file, err := os.OpenFile(part, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	r, err = writePredictions(ctx, job, f)
-	if err = errors.Join(err, f.Close()); err != nil || r.Interrupted {
+	r, err = f.write(ctx, job, tasks, file)
+	if err = errors.Join(err, file.Close()); err != nil || r.Interrupted {
 		return r, errors.Join(err, os.Remove(part))
 	}
-	return r, os.Rename(part, path)
+	return r, os.Rename(part, f.out)
 }
 
-// writePredictions writes a line for each example: a probability or number for each label, with commas between them, or
-// the number of its class.
-func writePredictions(ctx context.Context, job *trainer.Job, to io.Writer) (*report.Result, error) {
+// write writes a line for each example: with the input its line, then a probability or number for each label, with
+// commas between them, or the number of its class. tasks are the names of the labels, for a header.
+func (f *predictFlags) write(ctx context.Context, job *trainer.Job, tasks []string, to io.Writer) (*report.Result, error) {
 	w := bufio.NewWriterSize(to, 64<<10)
 	var line []byte
-	r, err := job.Predict(ctx, func(n int, p *models.Result) error {
-		for i := range n {
-			line = line[:0]
-			if p.Classes != nil {
-				line = strconv.AppendInt(line, int64(p.Classes[i]), 10)
-			} else {
-				tasks := len(p.Predictions) / n
-				for _, v := range p.Predictions[i*tasks : (i+1)*tasks] {
-					line = append(strconv.AppendFloat(line, float64(v), 'g', -1, 32), ',')
-				}
-				line = line[:len(line)-1]
+	first := true
+	r, err := job.Predict(ctx, f.workers, func(p *trainer.Predicted) error {
+		separator := byte(',')
+		if p.Lines != nil {
+			separator = p.Lines.Separator
+		}
+		if first && p.Lines != nil && p.Lines.Head != nil {
+			if _, err := w.Write(append(header(p.Lines, tasks), '\n')); err != nil {
+				return err
 			}
+		}
+		first = false
+		for i := range p.N {
+			line = line[:0]
+			if p.Lines != nil {
+				line = append(append(line, p.Lines.Line(i)...), separator)
+			}
+			line = appendPrediction(line, p.Result, p.N, i, separator)
 			if _, err := w.Write(append(line, '\n')); err != nil {
 				return err
 			}
 		}
-		return nil
+		return w.Flush() // standard input may pause
 	})
 	return r, errors.Join(err, w.Flush())
+}
+
+// header returns the header of the input with the columns of the predictions.
+func header(l *data.Lines, tasks []string) (out []byte) {
+	out = append(out, l.Head...)
+	for _, name := range tasks {
+		out = append(append(out, l.Separator), "prediction"...)
+		if len(tasks) > 1 {
+			out = append(append(out, '_'), name...)
+		}
+	}
+	return out
+}
+
+// appendPrediction appends the prediction of example i of n.
+func appendPrediction(line []byte, p *models.Result, n, i int, separator byte) []byte {
+	if p.Classes != nil {
+		return strconv.AppendInt(line, int64(p.Classes[i]), 10)
+	}
+	tasks := len(p.Predictions) / n
+	for k, v := range p.Predictions[i*tasks : (i+1)*tasks] {
+		if k > 0 {
+			line = append(line, separator)
+		}
+		line = strconv.AppendFloat(line, float64(v), 'g', -1, 32)
+	}
+	return line
+}
+
+// taskNames returns the names of the labels that a job predicts.
+func taskNames(cfg *trainer.Config) (out []string) {
+	if s := cfg.Data.Described; s != nil {
+		for i := range s.Labels {
+			out = append(out, s.Labels[i].Name)
+		}
+	}
+	return out
 }

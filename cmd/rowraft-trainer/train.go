@@ -42,8 +42,7 @@ type options struct {
 	generate        bool
 	rank            int
 	mustExist       bool            // all tables must exist: create none
-	predict         bool            // write predictions, with mustExist
-	out             string          // file of the predictions, - for standard output
+	predict         *predictFlags   // write predictions, with mustExist
 	export          *exportFlags    // write the model to a directory, with mustExist
 	exportTo        string          // directory to which train writes the model
 	from            string          // directory of an exported model, instead of a cluster
@@ -98,18 +97,25 @@ wrote (--model): then no job file and no schema are needed.`
 }
 
 func newPredict() *cobra.Command {
-	o := options{mustExist: true, predict: true}
+	f := new(predictFlags)
+	o := options{mustExist: true, predict: f}
 	cmd := newJobCommandOf(&o)
 	cmd.Use, cmd.Short = "predict", "Write a prediction for each example of a file"
 	cmd.Long = `Predict writes one line for each example of --data, in the order of the file: the predicted probability of label 1
 (the number of the class, where there are more than two). The model and its weights are those of evaluate: a job
 (--config), or a file that train --save-model wrote (--model). The file needs no labels: a column that the schema names
 may be missing, one that it numbers may be empty. Nothing is trained, and no row is created: an unknown id has its
-initial weights.`
+initial weights. --data - reads standard input, and writes the predictions of what has come after half a second.
+With --from the model is a directory of export, and no cluster is needed.`
 	cmd.Example = "  rowraft-trainer predict --model ctr.model --data new.csv --out scores.txt\n" +
-		"  rowraft-trainer predict --config job.yaml --data new.csv.gz --endpoints 127.0.0.1:7070 --insecure"
-	cmd.Flags().StringVar(&o.out, "out", "-", "file of the predictions, which replaces an older one when it is complete; "+
+		"  rowraft-trainer predict --config job.yaml --data new.csv.gz --endpoints 127.0.0.1:7070 --insecure\n" +
+		"  zcat new.csv.gz | rowraft-trainer predict --from ctr-export --data - --with-input --workers 4"
+	fl := cmd.Flags()
+	fl.StringVar(&f.out, "out", "-", "file of the predictions, which replaces an older one when it is complete; "+
 		"- for standard output")
+	fl.BoolVar(&f.withInput, "with-input", false, "write the line of each example in front of its prediction, and the "+
+		"header; not for Parquet")
+	fl.IntVar(&f.workers, "workers", 1, "goroutines that compute, and as many that pull rows: each has a model of its own")
 	return cmd
 }
 
@@ -276,14 +282,12 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	}
 	cfg.Data.NoFit = o.mustExist && (given("data") || given("validation"))
 	switch {
-	case o.predict && !given("data"):
+	case o.predict != nil && !given("data"):
 		return cfg, cli.Usagef("no examples: give --data FILE")
-	case o.predict && given("validation"):
+	case o.predict != nil && given("validation"):
 		return cfg, cli.Usagef("--validation: predict has no held-out examples")
-	case o.predict:
-		d := &cfg.Data
-		d.Unlabelled, d.Held, d.HeldBy, d.Shuffle, d.MaxBad = true, new(float64), "", "", 0 // a line for each example
-		cfg.Validation = nil
+	case o.predict != nil:
+		o.predict.configure(&cfg)
 	case o.mustExist && given("data"): // all of its examples are scored
 		cfg.Validation = cfg.Data.File
 	}
@@ -317,8 +321,10 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if _, err := os.Stat(filepath.Dir(o.exportTo)); err != nil {
 		return cfg, cli.Usagef("--export %s: %w", o.exportTo, err)
 	}
-	if _, err := os.Stat(filepath.Dir(o.out)); err != nil {
-		return cfg, cli.Usagef("--out %s: %w", o.out, err)
+	if f := o.predict; f != nil {
+		if _, err := os.Stat(filepath.Dir(f.out)); err != nil {
+			return cfg, cli.Usagef("--out %s: %w", f.out, err)
+		}
 	}
 	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // check it now rather than after the run
 		return cfg, cli.Usagef("--json %s: %w", o.json, err)
@@ -393,7 +399,7 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 		return err
 	}
 	ops.setRun(cfg.Job, job.Now)
-	if !o.predict {
+	if o.predict == nil {
 		fmt.Fprintln(o.notes, job.Device().Line())
 	}
 	result, err = o.trainOrScore(ctx, job, cfg, c)
@@ -409,7 +415,7 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 	}
 	if o.trained != nil {
 		o.trained(result)
-	} else if result != nil && o.json != "-" && !o.predict && (err == nil || result.Steps > 0) {
+	} else if result != nil && o.json != "-" && o.predict == nil && (err == nil || result.Steps > 0) {
 		printResult(os.Stdout, result)
 	}
 	if err == nil && !o.mustExist && o.model != "" {
@@ -438,8 +444,8 @@ func (o *options) newProgress() (*progress, error) {
 func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *trainer.Config,
 	c *client.Client) (*report.Result, error) {
 	switch {
-	case o.predict:
-		return predict(ctx, job, o.out)
+	case o.predict != nil:
+		return o.predict.run(ctx, job, taskNames(cfg))
 	case o.mustExist:
 		return job.Evaluate(ctx)
 	case c == nil:

@@ -318,7 +318,8 @@ func (d *Dense) value(x float64) float32 {
 
 // Shape returns the features of an example.
 func (s *Schema) Shape() Shape {
-	shape := Shape{Dense: len(s.Dense), Categorical: len(s.Categorical), Labels: len(s.Labels), Weighted: s.Indexed()}
+	shape := Shape{Dense: len(s.Dense), Categorical: len(s.Categorical), Labels: len(s.Labels), Weighted: s.Indexed(),
+		Lines: s.KeepLines}
 	for i := range s.Categorical {
 		shape.Weighted = shape.Weighted || s.Categorical[i].Weights != nil
 	}

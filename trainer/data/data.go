@@ -21,6 +21,34 @@ type Batch struct {
 	Weights []float32 // of Keys; nil if all are 1
 	// Truth is the probability that drew the label, [Cap], if the source knows it; otherwise nil.
 	Truth []float32
+	Lines *Lines // of the examples in their file, for Shape.Lines; otherwise nil
+}
+
+// Lines are the lines of the examples of a batch.
+type Lines struct {
+	Head      []byte // the first line of the file, if it names the columns; otherwise nil
+	Separator byte   // between the values of a line
+
+	text []byte
+	ends []int
+}
+
+// Line returns the line of example i, without its end. It is valid until the batch is filled again.
+func (l *Lines) Line(i int) []byte {
+	if i == 0 {
+		return l.text[:l.ends[0]]
+	}
+	return l.text[l.ends[i-1]:l.ends[i]]
+}
+
+// add appends the line of the next example.
+func (l *Lines) add(c *columns, line []byte) {
+	if l == nil {
+		return
+	}
+	l.Head, l.Separator = c.head, c.separator
+	l.text = append(l.text, line...)
+	l.ends = append(l.ends, len(l.text))
 }
 
 // NewBatch returns an empty batch for up to size examples of shape s.
@@ -37,6 +65,9 @@ func NewBatch(size int, s Shape) *Batch {
 	if s.Truth {
 		b.Truth = make([]float32, size)
 	}
+	if s.Lines {
+		b.Lines = new(Lines)
+	}
 	return b
 }
 
@@ -47,6 +78,7 @@ type Shape struct {
 	Numbers            bool // labels are any numbers, not 0 or 1
 	Weighted           bool // values of categorical features have weights
 	Truth              bool // true probabilities are known
+	Lines              bool // batches keep the lines of their examples
 	Classes            int  // 0: labels are 0 or 1, or numbers
 	Height, Width      int  // the size of an image whose pixels are the dense numbers; otherwise 0
 }
@@ -59,6 +91,9 @@ func (b *Batch) Reset() {
 	b.N, b.Read, b.Keys = 0, 0, b.Keys[:0]
 	if b.Weights != nil {
 		b.Weights = b.Weights[:0]
+	}
+	if b.Lines != nil {
+		b.Lines.text, b.Lines.ends = b.Lines.text[:0], b.Lines.ends[:0]
 	}
 }
 

@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"math"
@@ -94,6 +95,11 @@ func OpenFiles(paths Paths, schema *Schema, opt Options) (*Files, error) {
 		in := &input{path: name}
 		if err := f.index(in); err != nil {
 			return nil, err
+		}
+		if first := f.inputs; schema.KeepLines && (in.rows || len(first) > 0 &&
+			!bytes.Equal(first[0].columns.head, in.columns.head)) {
+			return nil, invalid("%s: lines are kept of text files with one header: this one is Parquet, or has another header "+
+				"than the first", in.path)
 		}
 		f.inputs = append(f.inputs, in)
 		f.base = append(f.base, f.size()+in.size)

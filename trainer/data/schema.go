@@ -28,6 +28,8 @@ type Schema struct {
 
 	// Unlabelled: the labels are not read, and need not be there. They count as 0.
 	Unlabelled bool `yaml:"-"`
+	// KeepLines: batches keep the lines of their examples. Files whose examples are not shuffled only.
+	KeepLines bool `yaml:"-"`
 }
 
 // Formats of files.

@@ -23,8 +23,9 @@ type lineParser struct {
 type columns struct {
 	separator                       byte
 	header                          bool
-	count                           int   // of each line
-	labels, dense, category, weight []int // positions, from 0; −1: labels that are not read, no weights
+	head                            []byte // the header; nil without one
+	count                           int    // of each line
+	labels, dense, category, weight []int  // positions, from 0; −1: labels that are not read, no weights
 }
 
 // errorf returns an error in the line last read.
@@ -38,6 +39,7 @@ func (p *lineParser) begin(first []byte) error {
 	p.columns = &columns{separator: ','}
 	c := p.columns
 	if s.Indexed() {
+		c.separator = '\t' // in front of what is added to a line
 		return nil
 	}
 	if s.Separator != "" {
@@ -53,6 +55,9 @@ func (p *lineParser) begin(first []byte) error {
 	}
 	if err := p.cut(first, 0); err != nil {
 		return p.errorf("%v", err)
+	}
+	if c.header {
+		c.head = bytes.Clone(first)
 	}
 	c.count = p.count()
 	var names []string
@@ -155,6 +160,7 @@ func (p *lineParser) example(line []byte, b *Batch) error {
 		b.undo(keys)
 		return badLine{p.errorf("%v", err)}
 	}
+	b.Lines.add(p.columns, line)
 	b.N++
 	return nil
 }

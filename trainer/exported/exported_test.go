@@ -127,8 +127,8 @@ func predict(t testing.TB, cfg trainer.Config, from tables.Tables, file string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = job.Predict(t.Context(), func(_ int, p *models.Result) error {
-		out = append(out, p.Predictions...)
+	_, err = job.Predict(t.Context(), 2, func(p *trainer.Predicted) error {
+		out = append(out, p.Result.Predictions...)
 		return nil
 	})
 	if err != nil {
