@@ -236,7 +236,7 @@ func TestProbe(t *testing.T) {
 	}
 	t.Setenv("ROWRAFT_PJRT_PLUGIN", "/does/not/exist.so")
 	out, code, err = command(t, "probe", "--device", "cuda", "-o", "json")
-	if code != 1 || err == nil || json.Unmarshal([]byte(out), r) != nil || r.Reason == "" {
+	if code != 1 || err == nil || json.NewDecoder(strings.NewReader(out)).Decode(r) != nil || r.Reason == "" {
 		t.Errorf("a plugin that is not there: code %d, %v:\n%s", code, err, out)
 	}
 	if _, code, err = command(t, "train", "--local", "--generate", "--steps", "1", "--device", "cuda"); code != 1 ||
