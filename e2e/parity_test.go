@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -51,7 +52,7 @@ func TestParity(t *testing.T) {
 				cfg.Embeddings.Storage, cfg.Dense.Storage = "bfloat16", "bfloat16"
 			case "ftrl":
 				cfg.Embeddings.L1 = &l1
-				cfg.Embeddings.Schedule = &trainer.ScheduleConfig{Kind: trainer.Cosine, Warmup: 5, Steps: 20}
+				cfg.Embeddings.Schedule = &tableconf.Schedule{Kind: tableconf.Cosine, Warmup: 5, Steps: 20}
 			}
 			cl := c.dial(client.Options{})
 			remote := &recorder{Tables: tables.NewCluster(cl)}

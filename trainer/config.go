@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dustin/go-humanize"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
@@ -19,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/scores"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -67,8 +66,8 @@ type Config struct {
 	EarlyStop     scores.EarlyStop      `yaml:"early_stop"`
 	Generator     *data.GeneratorConfig `yaml:"generator"` // instead of data
 	Model         ModelConfig           `yaml:"model"`
-	Embeddings    TableConfig           `yaml:"embeddings"`
-	Dense         TableConfig           `yaml:"dense"`
+	Embeddings    tableconf.Table       `yaml:"embeddings"`
+	Dense         tableconf.Table       `yaml:"dense"`
 	// Parameters configures where dense weights are stored and which process initializes them; the first entry that
 	// matches a name applies.
 	Parameters []ParameterConfig `yaml:"parameters"`
@@ -143,45 +142,6 @@ type ModelConfig struct {
 	Sleep time.Duration `yaml:"sleep" json:"-"`
 }
 
-// TableConfig is the initial value and the optimizer of a table.
-type TableConfig struct {
-	// Optimizer is sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl. A nil constant has the default of its
-	// rule; a constant of another rule is an error.
-	Optimizer          string   `yaml:"optimizer"`
-	LR                 float32  `yaml:"lr"`
-	InitialAccumulator *float32 `yaml:"initial_accumulator"`            // adagrad, rowwise-adagrad, ftrl
-	Epsilon            *float32 `yaml:"epsilon"`                        // adagrad, rowwise-adagrad, adam
-	Beta1              *float32 `yaml:"beta1"`                          // adam
-	Beta2              *float32 `yaml:"beta2"`                          // adam
-	Momentum           *float32 `yaml:"momentum" json:",omitempty"`     // momentum
-	L1                 *float32 `yaml:"l1" json:",omitempty"`           // ftrl
-	L2                 *float32 `yaml:"l2" json:",omitempty"`           // ftrl
-	Beta               *float32 `yaml:"beta" json:",omitempty"`         // ftrl
-	WeightDecay        *float32 `yaml:"weight_decay" json:",omitempty"` // all but ftrl
-	Bound              *float32 `yaml:"bound" json:",omitempty"`        // limit of each weight
-	// Schedule changes the learning rate with the steps; nil: it is always LR.
-	Schedule *ScheduleConfig `yaml:"schedule" json:",omitempty"`
-	// Init: embeddings start uniform in [−Init, Init).
-	Init float32 `yaml:"init"`
-
-	Storage   string          `yaml:"storage"`   // of the weights: float32 or bfloat16
-	Admission string          `yaml:"admission"` // all, count:3 or probability:0.1; embeddings only
-	Expire    string          `yaml:"expire"`    // "168h", or seconds; embeddings only
-	Capacity  *CapacityConfig `yaml:"capacity"`  // embeddings only
-	// SumPushes: leaders may sum the pushes of several trainers for any optimizer.
-	SumPushes bool `yaml:"sum_pushes" json:",omitempty"`
-	// Store tiered: rows that were not used lately are on the servers' disks, the others in Memory, such as 8GiB for one
-	// copy of the table; embeddings only. "" and memory: all rows are in memory.
-	Store  string `yaml:"store" json:",omitempty"`
-	Memory string `yaml:"memory" json:",omitempty"`
-}
-
-// CapacityConfig limits the rows of a table.
-type CapacityConfig struct {
-	Rows  uint64 `yaml:"rows"`
-	Evict string `yaml:"evict"` // lru or lfu
-}
-
 // MaxAuditTrainers is the largest number of trainers in an audit row.
 const MaxAuditTrainers = 64
 
@@ -196,8 +156,8 @@ func DefaultConfig() Config {
 		Patience: 2 * time.Minute, Reads: tables.ReadConfig{Mode: "leader"},
 		Data:       DataConfig{Held: &held},
 		Model:      ModelConfig{Kind: DLRM, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
-		Embeddings: TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
-		Dense:      TableConfig{Optimizer: "adagrad", LR: 0.02},
+		Embeddings: tableconf.Table{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
+		Dense:      tableconf.Table{Optimizer: "adagrad", LR: 0.02},
 		Evaluate:   &evaluate,
 		Device:     accel.Auto,
 	}
@@ -302,17 +262,8 @@ func (c *Config) Validate() error {
 	if err := c.Checkpoint.Validate(); err != nil {
 		return err
 	}
-	for _, t := range []*TableConfig{&c.Embeddings, &c.Dense} {
-		if _, err := t.optimizer(); err != nil {
-			return err
-		}
-		if err := t.policies(&rowraft.Schema{}); err != nil {
-			return err
-		}
-		if !(t.LR > 0) {
-			return invalid("lr %v: want > 0", t.LR)
-		}
-		if err := t.Schedule.validate(t.LR); err != nil {
+	for _, t := range []*tableconf.Table{&c.Embeddings, &c.Dense} {
+		if err := t.Validate(); err != nil {
 			return err
 		}
 	}
@@ -328,49 +279,6 @@ func (c *Config) Validate() error {
 		}
 	}
 	return nil
-}
-
-// policies sets how rows are stored, which keys get a row and which rows are removed.
-func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
-	switch t.Storage {
-	case "", "float32":
-	case "bfloat16":
-		s.Storage = rowraft.BFloat16
-	default:
-		return invalid("storage %q: want float32 or bfloat16", t.Storage)
-	}
-	if s.Admission, err = rowraft.ParseAdmission(t.Admission); err != nil {
-		return err
-	}
-	if s.Expire, err = rowraft.ParseTicks(t.Expire); err != nil {
-		return err
-	}
-	s.SumPushes = t.SumPushes
-	if t.Capacity != nil {
-		s.Capacity.Rows = t.Capacity.Rows
-		if s.Capacity.Evict, err = rowraft.ParseEvict(t.Capacity.Evict); err != nil {
-			return err
-		}
-	}
-	s.Memory, err = t.memory()
-	return err
-}
-
-// memory returns how many bytes one copy of a tiered table may take in memory; 0: all rows are there.
-func (t *TableConfig) memory() (uint64, error) {
-	switch {
-	case t.Store != "" && t.Store != "memory" && t.Store != "tiered":
-		return 0, invalid("store %q: want memory or tiered", t.Store)
-	case t.Store != "tiered" && t.Memory != "":
-		return 0, invalid("memory %s needs store: tiered; otherwise all rows are in memory", t.Memory)
-	case t.Store != "tiered":
-		return 0, nil
-	}
-	n, err := humanize.ParseBytes(t.Memory)
-	if err != nil || n == 0 {
-		return 0, invalid("store: tiered with memory %q: want how much memory the table may take, such as 8GiB", t.Memory)
-	}
-	return n, nil
 }
 
 // resume returns what a trainer of the job may resume from.
@@ -395,20 +303,20 @@ func (c *Config) schemas() []rowraft.Schema {
 	var all []rowraft.Schema
 	names, widths := embeddingTables(c)
 	for i, name := range names {
-		optimizer, _ := c.Embeddings.optimizer()
+		optimizer, _ := c.Embeddings.Rule()
 		all = append(all, rowraft.Schema{
 			Name: c.Job + name, Kind: rowraft.Sparse, Dim: widths[i], Optimizer: optimizer,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init,
 				B: c.Embeddings.Init},
 		})
-		_ = c.Embeddings.policies(&all[i])
+		_ = c.Embeddings.Policies(&all[i])
 	}
-	optimizer, _ := c.Dense.optimizer()
+	optimizer, _ := c.Dense.Rule()
 	dense := rowraft.Schema{
 		Name: c.Job + tables.DenseSuffix, Kind: rowraft.Dense, Dim: dense.Width, Optimizer: optimizer,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 	}
-	_ = c.Dense.policies(&dense)
+	_ = c.Dense.Policies(&dense)
 	all = append(all, dense)
 	if c.Audit {
 		all = append(all, rowraft.Schema{

@@ -117,7 +117,7 @@ func newHybrid(j *Job) (*hybrid, error) {
 	if j.cfg.Mode == Async && j.cfg.Trainers > 1 {
 		j.pausePoint.SetPace(int64(j.cfg.Average.every()))
 	}
-	o, err := j.cfg.Dense.optimizer()
+	o, err := j.cfg.Dense.Rule()
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 )
 
 // kept is tinyConfig whose dense weights the trainers keep.
@@ -46,12 +47,12 @@ func equalBits(a, b []float32) bool {
 
 // A single trainer updates its weights as servers do, bit for bit.
 func TestKeptWeightsAreTrainedAsOnServers(t *testing.T) {
-	for _, optimizer := range []TableConfig{{Optimizer: "adagrad", LR: 0.05}, {Optimizer: "adam", LR: 0.01},
+	for _, optimizer := range []tableconf.Table{{Optimizer: "adagrad", LR: 0.05}, {Optimizer: "adam", LR: 0.01},
 		{Optimizer: "momentum", LR: 0.01}} {
 		t.Run(optimizer.Optimizer, func(t *testing.T) {
 			run := func(cfg Config) []float32 {
 				cfg.Dense = optimizer
-				cfg.Dense.Schedule = &ScheduleConfig{Kind: "linear", Steps: 20, End: 0.001}
+				cfg.Dense.Schedule = &tableconf.Schedule{Kind: "linear", Steps: 20, End: 0.001}
 				l := newLocal(t)
 				j, err := NewJob(t.Context(), cfg, l, nil)
 				if err != nil {
@@ -157,7 +158,7 @@ func TestATrainerThatJoinsTakesOver(t *testing.T) {
 
 func TestKeptWeightsAreInTheState(t *testing.T) {
 	cfg := kept(10)
-	cfg.Dense = TableConfig{Optimizer: "adam", LR: 0.01}
+	cfg.Dense = tableconf.Table{Optimizer: "adam", LR: 0.01}
 	j, err := NewJob(t.Context(), cfg, newLocal(t), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -225,7 +226,7 @@ func TestKeptWeightsInModeSync(t *testing.T) {
 		weights = make([][]float32, len(configs))
 		var all sync.WaitGroup
 		for i, cfg := range configs {
-			cfg.Mode, cfg.Dense = Sync, TableConfig{Optimizer: "adam", LR: 0.01}
+			cfg.Mode, cfg.Dense = Sync, tableconf.Table{Optimizer: "adam", LR: 0.01}
 			all.Go(func() {
 				j, err := NewJob(t.Context(), cfg, &worker{team: m, rank: i}, nil)
 				if err == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -284,7 +285,7 @@ func (f *fenced) Assign(ctx context.Context, segs []tables.Segment) error {
 // a copy of it.
 func TestTablesOfOneParameter(t *testing.T) {
 	cfg := placed(20, ParameterConfig{Name: "top.*", Init: InitServer})
-	cfg.Dense.Schedule = &ScheduleConfig{Kind: "linear", Steps: 10, End: 0.001}
+	cfg.Dense.Schedule = &tableconf.Schedule{Kind: "linear", Steps: 10, End: 0.001}
 	cfg.Mode, cfg.Geo.Every = Geo, 5
 	l := newLocal(t)
 	j, err := NewJob(t.Context(), cfg, l, nil)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 )
 
 // Modes: how the trainers of a job work together.
@@ -126,8 +127,8 @@ type terms struct {
 	Steps      int64             `json:"steps,omitempty"`
 	DType      string            `json:"dtype"`
 	Model      ModelConfig       `json:"model"`
-	Embeddings TableConfig       `json:"embeddings"`
-	Dense      TableConfig       `json:"dense"`
+	Embeddings tableconf.Table   `json:"embeddings"`
+	Dense      tableconf.Table   `json:"dense"`
 	Parameters []ParameterConfig `json:"parameters,omitempty"`
 	Average    int               `json:"average_every,omitempty"`
 	Audit      bool              `json:"audit"`

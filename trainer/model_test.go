@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 )
 
 // squares writes images of 16 × 16 pixels, a bright square in one of three places,
@@ -40,7 +41,7 @@ func squares(t testing.TB, count int) Config {
 	dir := t.TempDir()
 	cfg := DefaultConfig()
 	cfg.Model.Kind, cfg.Batch, cfg.InFlight, cfg.Device = "lenet", 16, 0, "cpu"
-	cfg.Dense = TableConfig{Optimizer: "adam", LR: 0.003}
+	cfg.Dense = tableconf.Table{Optimizer: "adam", LR: 0.003}
 	cfg.Data.Images, cfg.Data.Labels = filepath.Join(dir, "images"), filepath.Join(dir, "labels")
 	for path, b := range map[string][]byte{cfg.Data.Images: images, cfg.Data.Labels: labels} {
 		if err := os.WriteFile(path, b, 0o600); err != nil {

@@ -7,26 +7,27 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 )
 
 // TestOptimizersOfAJob: unset constants have the defaults of their rule, and constants of other rules are refused.
 func TestOptimizersOfAJob(t *testing.T) {
 	f := func(v float32) *float32 { return &v }
 	for _, tc := range []struct {
-		table TableConfig
+		table tableconf.Table
 		want  rowraft.Optimizer
 	}{
-		{TableConfig{Optimizer: "sgd", LR: 1, WeightDecay: f(0.5), Bound: f(3)},
+		{tableconf.Table{Optimizer: "sgd", LR: 1, WeightDecay: f(0.5), Bound: f(3)},
 			rowraft.Optimizer{Kind: rowraft.SGD, LR: 1, WeightDecay: 0.5, Bound: 3}},
-		{TableConfig{Optimizer: "momentum", LR: 1}, rowraft.Optimizer{Kind: rowraft.Momentum, LR: 1, Momentum: 0.9}},
-		{TableConfig{Optimizer: "adagrad", LR: 1}, rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 1,
+		{tableconf.Table{Optimizer: "momentum", LR: 1}, rowraft.Optimizer{Kind: rowraft.Momentum, LR: 1, Momentum: 0.9}},
+		{tableconf.Table{Optimizer: "adagrad", LR: 1}, rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 1,
 			InitialAccumulator: 1e-5, Epsilon: 1e-8}},
-		{TableConfig{Optimizer: "rowwise-adagrad", LR: 1, Epsilon: f(0)},
+		{tableconf.Table{Optimizer: "rowwise-adagrad", LR: 1, Epsilon: f(0)},
 			rowraft.Optimizer{Kind: rowraft.RowWiseAdagrad, LR: 1, InitialAccumulator: 1e-5}},
-		{TableConfig{Optimizer: "adam", LR: 1, WeightDecay: f(0.01)},
+		{tableconf.Table{Optimizer: "adam", LR: 1, WeightDecay: f(0.01)},
 			rowraft.Optimizer{Kind: rowraft.Adam, LR: 1, Epsilon: 1e-8, Beta1: 0.9, Beta2: 0.999, WeightDecay: 0.01}},
-		{TableConfig{Optimizer: "ftrl", LR: 1, L1: f(2)}, rowraft.Optimizer{Kind: rowraft.FTRL, LR: 1, L1: 2, Beta: 1}},
-		{TableConfig{Optimizer: "ftrl", LR: 1, L2: f(2), Beta: f(0)},
+		{tableconf.Table{Optimizer: "ftrl", LR: 1, L1: f(2)}, rowraft.Optimizer{Kind: rowraft.FTRL, LR: 1, L1: 2, Beta: 1}},
+		{tableconf.Table{Optimizer: "ftrl", LR: 1, L2: f(2), Beta: f(0)},
 			rowraft.Optimizer{Kind: rowraft.FTRL, LR: 1, L2: 2}},
 	} {
 		c := twoPasses(1, 0)
@@ -64,7 +65,7 @@ func TestDecayOfDenseWeights(t *testing.T) {
 	decay, bound := float32(0.01), float32(2)
 	c := tinyConfig(5, 0)
 	c.Dense.WeightDecay, c.Dense.Bound = &decay, &bound
-	c.Dense.Schedule = &ScheduleConfig{Kind: Linear, Steps: 10}
+	c.Dense.Schedule = &tableconf.Schedule{Kind: tableconf.Linear, Steps: 10}
 	if _, err := NewJob(t.Context(), c, newLocal(t), nil); err == nil ||
 		!strings.Contains(err.Error(), "dense: weight_decay, bound: ") {
 		t.Errorf("differences with a decay: %v", err)
@@ -89,11 +90,11 @@ func TestDecayOfDenseWeights(t *testing.T) {
 // TestLaterOptimizersLearn: a run with each of them improves, and a run resumed from its state has the same bits.
 func TestLaterOptimizersLearn(t *testing.T) {
 	f := func(v float32) *float32 { return &v }
-	for _, table := range []TableConfig{
+	for _, table := range []tableconf.Table{
 		{Optimizer: "momentum", LR: 0.02, Init: 0.05, WeightDecay: f(1e-4)},
 		{Optimizer: "rowwise-adagrad", LR: 0.05, Init: 0.05, Bound: f(2)},
 		{Optimizer: "ftrl", LR: 0.05, Init: 0.05, L2: f(1e-3),
-			Schedule: &ScheduleConfig{Kind: Cosine, Warmup: 5, Steps: 40, End: 0.01}},
+			Schedule: &tableconf.Schedule{Kind: tableconf.Cosine, Warmup: 5, Steps: 40, End: 0.01}},
 	} {
 		t.Run(table.Optimizer, func(t *testing.T) {
 			c := tinyConfig(60, 0)

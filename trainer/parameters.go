@@ -113,14 +113,14 @@ func (c *Config) newLayout(params []models.Param) (*dense.Layout, error) {
 		case conf.Init == InitWorker:
 			places[i] = dense.Written
 		default:
-			if err := c.Dense.fitsDifferences(p.Name); err != nil {
+			if err := c.Dense.FitsDifferences(p.Name); err != nil {
 				return nil, err
 			}
 		}
 	}
 	like := rowraft.Schema{Name: c.Job + tables.DenseSuffix, Kind: rowraft.Dense, Dim: dense.Width}
-	like.Optimizer, _ = c.Dense.optimizer()
-	_ = c.Dense.policies(&like)
+	like.Optimizer, _ = c.Dense.Rule()
+	_ = c.Dense.Policies(&like)
 	if c.Mode == Geo {
 		like.Optimizer = rowraft.Optimizer{Kind: rowraft.Add}
 	}

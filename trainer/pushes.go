@@ -3,8 +3,10 @@ package trainer
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -76,3 +78,15 @@ func (j *Job) emit(kind string, change func(*report.Event)) {
 // Now returns the present counters, in an event without a kind. Rates and qualities are those of the last step.
 // Safe for concurrent use.
 func (j *Job) Now() report.Event { return j.report.Now() }
+
+// setRates sets the learning rates of the tables in the segments of a push.
+func (j *Job) setRates(segs []tables.Segment, step int64) {
+	for i := range segs {
+		switch id := segs[i].Table; {
+		case slices.ContainsFunc(j.fields.Tables, func(s rowraft.Schema) bool { return s.ID == id }):
+			segs[i].LR = j.cfg.Embeddings.Schedule.Rate(j.cfg.Embeddings.LR, step)
+		case j.layout.Has(id):
+			segs[i].LR = j.cfg.Dense.Schedule.Rate(j.cfg.Dense.LR, step)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/state"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 )
 
 // position is how far a trainer has read its share of the data.
@@ -43,8 +44,8 @@ type configFingerprint struct {
 	Examples   int64                 `json:"data.examples"` // training examples; 0: unlimited
 	Generator  *data.GeneratorConfig `json:"generator,omitempty"`
 	Model      ModelConfig           `json:"model"`
-	Embeddings TableConfig           `json:"embeddings"`
-	Dense      TableConfig           `json:"dense"`
+	Embeddings tableconf.Table       `json:"embeddings"`
+	Dense      tableconf.Table       `json:"dense"`
 	Parameters []ParameterConfig     `json:"parameters,omitempty"`
 	Average    int                   `json:"average.every,omitempty"`
 	Audit      bool                  `json:"audit"`

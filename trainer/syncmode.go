@@ -75,11 +75,11 @@ func (j *Job) geoOptions() mode.GeoOptions {
 		o.Copies = append(o.Copies, mode.GeoCopy{Schema: s, Optimizer: optimizer, Share: share, Limit: limit})
 	}
 	share := c.Geo.share(c.Trainers)
-	optimizer, _ := c.Embeddings.optimizer() // Validate has checked it
+	optimizer, _ := c.Embeddings.Rule() // Validate has checked it
 	for _, s := range j.fields.Tables {
 		add(s, optimizer, share, c.Geo.rows())
 	}
-	optimizer, _ = c.Dense.optimizer()
+	optimizer, _ = c.Dense.Rule()
 	for _, s := range j.layout.Schemas() {
 		add(*s, optimizer, share, 0)
 	}

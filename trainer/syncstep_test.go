@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/state"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -309,7 +310,7 @@ func TestQuorumGoesOnWithoutAWorker(t *testing.T) {
 	m.quorum = 2
 	cfg := modeConfig(Sync, 20, 0)
 	cfg.Audit, cfg.Quorum = false, 0.6
-	cfg.Dense.Schedule = &ScheduleConfig{Kind: Linear, Steps: 20} // by the steps of the job, or parts disagree
+	cfg.Dense.Schedule = &tableconf.Schedule{Kind: tableconf.Linear, Steps: 20} // by the steps of the job, or parts disagree
 	results := m.train(t, cfg, func(_ *Config, w *worker) {
 		if w.rank != 2 {
 			return

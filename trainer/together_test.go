@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/state"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 )
 
 // meeting is the scheduler's part in a pause: it returns the greatest boundary of n trainers.
@@ -169,7 +170,7 @@ func stopAt(rank int, step int64, meet *meeting) (reached chan struct{}, watch f
 func TestSyncGoesOnExactly(t *testing.T) {
 	cfg := modeConfig(Sync, 0, 0)
 	cfg.Generator.Examples, cfg.Batch, cfg.Epochs = 290, 24, 2 // 97, 97, 96: 5, 5 and 4 batches a pass
-	cfg.Dense.Schedule = &ScheduleConfig{Kind: Linear, Steps: 20}
+	cfg.Dense.Schedule = &tableconf.Schedule{Kind: tableconf.Linear, Steps: 20}
 	const last = 10
 	straight := newTeam(t, 3)
 	straight.start(repeat(cfg, 3), nil, nil).all.Wait()
@@ -272,7 +273,7 @@ func TestTrainersThatAveragePauseTogether(t *testing.T) {
 		configs := func() []Config {
 			list := ranks(t, 2, 24, tc.every)
 			for i := range list {
-				list[i].Mode, list[i].Dense = tc.mode, TableConfig{Optimizer: "adam", LR: 0.01}
+				list[i].Mode, list[i].Dense = tc.mode, tableconf.Table{Optimizer: "adam", LR: 0.01}
 			}
 			return list
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/tableconf"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -104,7 +105,7 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 	cfg := smallJob("restarts", "sgd", before)
 	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit, cfg.Batch = trainer.Sync, 2, 5*time.Minute, false, 16
 	cfg.Generator.Examples = 1 << 14
-	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: 100}
+	cfg.Dense.Schedule = &tableconf.Schedule{Kind: tableconf.Linear, Steps: 100}
 	cfg.Checkpoint.AtEnd = dest
 	made := runTogether(t, c, cfg, nil, func(context.Context) {})[0].Checkpoint
 	c.restore(made, "--replace")
@@ -156,7 +157,7 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	cfg := smallJob("halts", "adagrad", 2)
 	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit, cfg.Batch = trainer.Sync, 2, time.Minute, false, 16
 	cfg.Generator.Examples = 1 << 13
-	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: all}
+	cfg.Dense.Schedule = &tableconf.Schedule{Kind: tableconf.Linear, Steps: all}
 	cfg.Checkpoint.AtEnd = dest
 	begun := runTogether(t, c, cfg, nil, func(context.Context) {})[0].Checkpoint
 	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""

@@ -1,12 +1,6 @@
-package trainer
+package tableconf
 
-import (
-	"math"
-	"slices"
-
-	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/trainer/tables"
-)
+import "math"
 
 // Kinds of schedules.
 const (
@@ -16,7 +10,7 @@ const (
 	Cosine      = "cosine"
 )
 
-// ScheduleConfig changes the learning rate of a table with the steps of the pushing trainer. With t = 0, 1, … the
+// Schedule changes the learning rate of a table with the steps of the pushing trainer. With t = 0, 1, … the
 // number of earlier steps, w = Warmup, u = t − w, s = Steps, and lr the table's rate:
 //
 //	t < w          lr·(t + 1)/w
@@ -28,7 +22,7 @@ const (
 // Cosine is equation (5) of Loshchilov & Hutter, SGDR, ICLR 2017, without restarts. The rate is computed in float64
 // with + − × ÷ and √ alone, so every machine gets the same numbers, and rounded to float32. A rate is at least
 // 2^-60, because 0 in a push means the table's rate.
-type ScheduleConfig struct {
+type Schedule struct {
 	Kind   string  `yaml:"kind" json:"kind"`
 	Warmup int64   `yaml:"warmup" json:"warmup,omitempty"` // steps
 	Steps  int64   `yaml:"steps" json:"steps,omitempty"`   // from the end of the warmup
@@ -39,7 +33,7 @@ type ScheduleConfig struct {
 // minRate keeps rates above 0.
 const minRate = 0x1p-60
 
-func (s *ScheduleConfig) validate(lr float32) error {
+func (s *Schedule) validate(lr float32) error {
 	if s == nil {
 		return nil
 	}
@@ -66,7 +60,7 @@ func (s *ScheduleConfig) validate(lr float32) error {
 
 // Rate returns the learning rate of step, counted from 1, for a table with rate lr; 0, which means lr, without a
 // schedule.
-func (s *ScheduleConfig) Rate(lr float32, step int64) float32 {
+func (s *Schedule) Rate(lr float32, step int64) float32 {
 	if s == nil {
 		return 0
 	}
@@ -125,16 +119,4 @@ func cosPi(x float64) float64 {
 		sum = 1 - float64(float64(square*sum)/float64(n*(n-1)))
 	}
 	return sign * sum
-}
-
-// setRates sets the learning rates of the tables in the segments of a push.
-func (j *Job) setRates(segs []tables.Segment, step int64) {
-	for i := range segs {
-		switch id := segs[i].Table; {
-		case slices.ContainsFunc(j.fields.Tables, func(s rowraft.Schema) bool { return s.ID == id }):
-			segs[i].LR = j.cfg.Embeddings.Schedule.Rate(j.cfg.Embeddings.LR, step)
-		case j.layout.Has(id):
-			segs[i].LR = j.cfg.Dense.Schedule.Rate(j.cfg.Dense.LR, step)
-		}
-	}
 }
