@@ -20,7 +20,8 @@ type Checkpoint struct {
 	path  string
 	dtype rowraft.DType
 	chain checkpoint.Chain
-	dense map[rowraft.TableID]map[rowraft.Key][]float32 // of the dense tables that EnsureTable has opened
+	// dense has the rows of the dense tables that EnsureTable has opened.
+	dense map[rowraft.TableID]map[rowraft.Key][]float32
 }
 
 var (
@@ -28,8 +29,8 @@ var (
 	_ tables.Initializer = (*Checkpoint)(nil)
 )
 
-// OpenCheckpoint opens the checkpoint at path, DESTINATION/NAME. Dense weights are rounded to dtype, as by a client with
-// numbers of that type on the wire.
+// OpenCheckpoint opens the checkpoint at path, DESTINATION/NAME. Dense weights are rounded to dtype, as a client with
+// numbers of that type on the wire rounds them.
 //
 // Errors: CodeNotFound, CodeCorrupt; those of the destination.
 func OpenCheckpoint(ctx context.Context, path string, dtype rowraft.DType) (*Checkpoint, error) {
@@ -45,7 +46,8 @@ func OpenCheckpoint(ctx context.Context, path string, dtype rowraft.DType) (*Che
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint %s: %w", path, err)
 	}
-	return &Checkpoint{path: path, dtype: dtype, chain: chain, dense: make(map[rowraft.TableID]map[rowraft.Key][]float32)}, nil
+	return &Checkpoint{path: path, dtype: dtype, chain: chain,
+		dense: make(map[rowraft.TableID]map[rowraft.Key][]float32)}, nil
 }
 
 // Export returns the export of a model of these tables. It reads the state of a trainer of the job, if there is one.
