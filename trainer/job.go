@@ -129,7 +129,7 @@ func (j *Job) openModel() error {
 		return err
 	}
 	j.accel = report
-	if j.model, err = j.cfg.newModels(backend, j.shape); err != nil {
+	if j.model, err = newModels(&j.cfg, backend, j.shape); err != nil {
 		return err
 	}
 	if j.layout, err = j.cfg.newLayout(j.model.Params()); err != nil {

@@ -92,7 +92,7 @@ func (m *ModelConfig) rowWidthOf(dim int) int {
 }
 
 // newModels returns the model of the job for whole batches.
-func (c *Config) newModels(backend *accel.Backend, shape data.Shape) (models.Model, error) {
+func newModels(c *Config, backend *accel.Backend, shape data.Shape) (models.Model, error) {
 	return models.NewThreads(c.Threads, c.Batch, func(batch int) (models.Model, error) {
 		return c.newModel(backend, shape, batch)
 	})

@@ -143,8 +143,8 @@ func TestAnInterruptedPredictSaysSo(t *testing.T) {
 	}
 }
 
-// TestPredictWorkersKeepTheOrder: the lines of the examples, and their predictions, come in the order of the file for any
-// number of workers, with the same bits.
+// TestPredictWorkersKeepTheOrder: the lines of the examples, and their predictions, come in the order of the file for
+// any number of workers, with the same bits.
 func TestPredictWorkersKeepTheOrder(t *testing.T) {
 	to := newLocal(t)
 	model, file := trainedClicks(t, to)

@@ -82,7 +82,11 @@ func (f *exportFlags) run(ctx context.Context, o *options, cfg trainer.Config, o
 // open opens the source.
 func (f *exportFlags) open(ctx context.Context, o *options, cfg trainer.Config) (*exported.Export, func(), error) {
 	if f.checkpoint != "" {
-		from, err := exported.OpenCheckpoint(ctx, f.checkpoint)
+		dtype, err := rowraft.ParseDType(cfg.DType)
+		if err != nil {
+			return nil, nil, cli.Usagef("dtype: %w", err)
+		}
+		from, err := exported.OpenCheckpoint(ctx, f.checkpoint, dtype)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -33,8 +33,8 @@ it, and both over the job's file. No variable sets --fresh.`,
 		},
 	}
 	root.SetFlagErrorFunc(cli.FlagError)
-	root.AddCommand(newTrain(), newStart(), newEval(), newPredict(), newExport(), newServe(), newGen(), newProbe(), newRuns(),
-		newSweep(), newSmoke())
+	root.AddCommand(newTrain(), newStart(), newEval(), newPredict(), newExport(), newServe(), newGen(), newProbe(),
+		newRuns(), newSweep(), newSmoke())
 	for _, c := range root.Commands() {
 		if c.Args == nil {
 			c.Args = cli.NoArgs

@@ -9,6 +9,8 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/spf13/cobra"
+
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
@@ -20,6 +22,29 @@ type predictFlags struct {
 	out       string // file of the predictions, - for standard output
 	withInput bool
 	workers   int
+}
+
+func newPredict() *cobra.Command {
+	f := new(predictFlags)
+	o := options{mustExist: true, predict: f}
+	cmd := newJobCommandOf(&o)
+	cmd.Use, cmd.Short = "predict", "Write a prediction for each example of a file"
+	cmd.Long = `Predict writes one line for each example of --data, in the order of the file: the predicted probability of label 1
+(the number of the class, where there are more than two). The model and its weights are those of evaluate: a job
+(--config), or a file that train --save-model wrote (--model). The file needs no labels: a column that the schema names
+may be missing, one that it numbers may be empty. Nothing is trained, and no row is created: an unknown id has its
+initial weights. --data - reads standard input, and writes the predictions of what has come after half a second.
+With --from the model is a directory of export, and no cluster is needed.`
+	cmd.Example = "  rowraft-trainer predict --model ctr.model --data new.csv --out scores.txt\n" +
+		"  rowraft-trainer predict --config job.yaml --data new.csv.gz --endpoints 127.0.0.1:7070 --insecure\n" +
+		"  zcat new.csv.gz | rowraft-trainer predict --from ctr-export --data - --with-input --workers 4"
+	fl := cmd.Flags()
+	fl.StringVar(&f.out, "out", "-", "file of the predictions, which replaces an older one when it is complete; "+
+		"- for standard output")
+	fl.BoolVar(&f.withInput, "with-input", false, "write the line of each example in front of its prediction, and the "+
+		"header; not for Parquet")
+	fl.IntVar(&f.workers, "workers", 1, "goroutines that compute, and as many that pull rows: each has a model of its own")
+	return cmd
 }
 
 // configure makes cfg a job that predicts.
@@ -53,7 +78,8 @@ func (f *predictFlags) run(ctx context.Context, job *trainer.Job, tasks []string
 
 // write writes a line for each example: with the input its line, then a probability or number for each label, with
 // commas between them, or the number of its class. tasks are the names of the labels, for a header.
-func (f *predictFlags) write(ctx context.Context, job *trainer.Job, tasks []string, to io.Writer) (*report.Result, error) {
+func (f *predictFlags) write(ctx context.Context, job *trainer.Job, tasks []string,
+	to io.Writer) (*report.Result, error) {
 	w := bufio.NewWriterSize(to, 64<<10)
 	var line []byte
 	first := true

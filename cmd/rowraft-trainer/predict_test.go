@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestPredictWithInput: standard input has the predictions of the file, and each line of the input stands in front of its
-// prediction, behind the header.
+// TestPredictWithInput: standard input has the predictions of the file, and each line of the input stands in front of
+// its prediction, behind the header.
 func TestPredictWithInput(t *testing.T) {
 	dir, data := trainedExport(t)
 	input, err := os.ReadFile(data)

@@ -96,29 +96,6 @@ wrote (--model): then no job file and no schema are needed.`
 	return cmd
 }
 
-func newPredict() *cobra.Command {
-	f := new(predictFlags)
-	o := options{mustExist: true, predict: f}
-	cmd := newJobCommandOf(&o)
-	cmd.Use, cmd.Short = "predict", "Write a prediction for each example of a file"
-	cmd.Long = `Predict writes one line for each example of --data, in the order of the file: the predicted probability of label 1
-(the number of the class, where there are more than two). The model and its weights are those of evaluate: a job
-(--config), or a file that train --save-model wrote (--model). The file needs no labels: a column that the schema names
-may be missing, one that it numbers may be empty. Nothing is trained, and no row is created: an unknown id has its
-initial weights. --data - reads standard input, and writes the predictions of what has come after half a second.
-With --from the model is a directory of export, and no cluster is needed.`
-	cmd.Example = "  rowraft-trainer predict --model ctr.model --data new.csv --out scores.txt\n" +
-		"  rowraft-trainer predict --config job.yaml --data new.csv.gz --endpoints 127.0.0.1:7070 --insecure\n" +
-		"  zcat new.csv.gz | rowraft-trainer predict --from ctr-export --data - --with-input --workers 4"
-	fl := cmd.Flags()
-	fl.StringVar(&f.out, "out", "-", "file of the predictions, which replaces an older one when it is complete; "+
-		"- for standard output")
-	fl.BoolVar(&f.withInput, "with-input", false, "write the line of each example in front of its prediction, and the "+
-		"header; not for Parquet")
-	fl.IntVar(&f.workers, "workers", 1, "goroutines that compute, and as many that pull rows: each has a model of its own")
-	return cmd
-}
-
 // newJobCommand returns a command that makes a Job from o and its flags, and runs it.
 func newJobCommand(o options) *cobra.Command { return newJobCommandOf(&o) }
 

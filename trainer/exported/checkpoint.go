@@ -18,8 +18,10 @@ import (
 // Scan. One goroutine uses it.
 type Checkpoint struct {
 	path  string
+	dtype rowraft.DType
 	chain checkpoint.Chain
-	dense map[rowraft.TableID]map[rowraft.Key][]float32 // of the dense tables that EnsureTable has opened
+	// dense has the rows of the dense tables that EnsureTable has opened.
+	dense map[rowraft.TableID]map[rowraft.Key][]float32
 }
 
 var (
@@ -27,10 +29,11 @@ var (
 	_ tables.Initializer = (*Checkpoint)(nil)
 )
 
-// OpenCheckpoint opens the checkpoint at path, DESTINATION/NAME.
+// OpenCheckpoint opens the checkpoint at path, DESTINATION/NAME. Dense weights are rounded to dtype, as a client with
+// numbers of that type on the wire rounds them.
 //
 // Errors: CodeNotFound, CodeCorrupt; those of the destination.
-func OpenCheckpoint(ctx context.Context, path string) (*Checkpoint, error) {
+func OpenCheckpoint(ctx context.Context, path string, dtype rowraft.DType) (*Checkpoint, error) {
 	url, name, err := depot.Split(path)
 	if err != nil {
 		return nil, err
@@ -43,7 +46,8 @@ func OpenCheckpoint(ctx context.Context, path string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint %s: %w", path, err)
 	}
-	return &Checkpoint{path: path, chain: chain, dense: make(map[rowraft.TableID]map[rowraft.Key][]float32)}, nil
+	return &Checkpoint{path: path, dtype: dtype, chain: chain,
+		dense: make(map[rowraft.TableID]map[rowraft.Key][]float32)}, nil
 }
 
 // Export returns the export of a model of these tables. It reads the state of a trainer of the job, if there is one.
@@ -126,10 +130,11 @@ func (c *Checkpoint) Pull(_ context.Context, segs []tables.Segment) error {
 			dst := s.Values[k*s.Dim : (k+1)*s.Dim]
 			if row, ok := c.dense[s.Table][key]; ok {
 				copy(dst, row)
-				continue
+			} else {
+				optim.Init(schema.Initializer, key, dst)
+				round(dst, schema.StorageType())
 			}
-			optim.Init(schema.Initializer, key, dst)
-			round(dst, schema.StorageType())
+			round(dst, c.dtype)
 		}
 	}
 	return nil
