@@ -41,7 +41,7 @@ checkpoint: {to: %s, keep_best: true, every: 1s, keep: 1}
 	begin := func(rank int) *running {
 		began++
 		return spawn(t, "rowraft-trainer", "train", "--config", config, "--rank", fmt.Sprint(rank), "--insecure",
-			"--endpoints", strings.Join(c.Endpoints(), ","), "--accelerator", "go", "--json", name("result", began),
+			"--endpoints", strings.Join(c.Endpoints(), ","), "--device", "cpu", "--json", name("result", began),
 			"--progress", "json", "--progress-file", name("progress", began))
 	}
 	first, other := begin(0), begin(1)

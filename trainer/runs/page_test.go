@@ -21,7 +21,7 @@ func recorded(t *testing.T, dir, job string, settings map[string]any, auc float6
 		r.Observe(e)
 		if step%10 == 0 {
 			e.Event, e.Held = report.EventValidation, &report.Held{Step: step, AUC: report.Number(auc), LogLoss: 0.5,
-				Accuracy: report.Number(math.NaN())}
+				Accuracy: report.Number(math.NaN()), RMSE: report.Number(math.NaN()), Calibration: 1.1}
 			r.Observe(e)
 		}
 	}
@@ -56,7 +56,7 @@ func TestPageLoadsNothingAndEscapesStrings(t *testing.T) {
 	if !strings.Contains(page, `content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"`) {
 		t.Error("the page has no policy that forbids to load")
 	}
-	for _, chart := range []string{"Training loss", "Training AUC", "Held-out AUC", "Held-out log loss",
+	for _, chart := range []string{"Training loss", "Training AUC", "Held-out AUC", "Held-out log loss", "Held-out calibration",
 		"Examples per second", "Staleness", "Waiting"} {
 		_, after, found := strings.Cut(page, "<figcaption>"+chart)
 		figure, _, _ := strings.Cut(after, "</figure>")
