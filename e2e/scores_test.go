@@ -81,8 +81,8 @@ checkpoint: {to: %s, keep_best: true, every: 1s, keep: 1}
 	var best report.Number
 	for _, e := range scored {
 		if e.Held.Best != (e.Held.AUC > best) {
-			t.Errorf("trainer %d: AUC %v counts as the best score: %v, and %v was reached before", e.Rank, e.Held.AUC, e.Held.Best,
-				best)
+			t.Errorf("trainer %d: AUC %v counts as the best score: %v, and %v was reached before", e.Rank, e.Held.AUC,
+				e.Held.Best, best)
 		}
 		best = max(best, e.Held.AUC)
 	}
@@ -91,8 +91,8 @@ checkpoint: {to: %s, keep_best: true, every: 1s, keep: 1}
 		readJSON(t, name("result", i), &r)
 		b := r.BestScore
 		if !strings.HasPrefix(r.StopReason, "early stop: ") || b == nil || b.Checkpoint == "" || b.Value != best {
-			t.Errorf("process %d stopped because %q, with the best score %+v; want AUC %v of %d scores", i, r.StopReason, b, best,
-				len(scored))
+			t.Errorf("process %d stopped because %q, with the best score %+v; want AUC %v of %d scores", i, r.StopReason, b,
+				best, len(scored))
 			continue
 		}
 		if state := listed(t, dest)[strings.TrimPrefix(b.Checkpoint, dest+"/")]; state != "complete" {

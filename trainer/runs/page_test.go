@@ -56,8 +56,8 @@ func TestPageLoadsNothingAndEscapesStrings(t *testing.T) {
 	if !strings.Contains(page, `content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"`) {
 		t.Error("the page has no policy that forbids to load")
 	}
-	for _, chart := range []string{"Training loss", "Training AUC", "Held-out AUC", "Held-out log loss", "Held-out calibration",
-		"Examples per second", "Staleness", "Waiting"} {
+	for _, chart := range []string{"Training loss", "Training AUC", "Held-out AUC", "Held-out log loss",
+		"Held-out calibration", "Examples per second", "Staleness", "Waiting"} {
 		_, after, found := strings.Cut(page, "<figcaption>"+chart)
 		figure, _, _ := strings.Cut(after, "</figure>")
 		if !found || strings.Count(figure, "<svg") != 2 || strings.Count(figure, "<polyline") != 4 ||
