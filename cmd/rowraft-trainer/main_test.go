@@ -286,7 +286,8 @@ func TestResultNamesWhatItCounts(t *testing.T) {
 			ResumedAtStep: 537}, []string{
 			"640 steps, 6400 examples in all; 103 steps now, in 4.8 s on cpu", "continued from │ /c/two, after step 537"}},
 		{report.Result{HeldExamples: 60, Calibration: scored}, []string{
-			"calibration │ 1.250, mean prediction / mean label; error 0.0300", "30 │ 0.1000 │ 0.1200 │ 0.833", "30 │ 0.0500 │ 0.0000 │ -"}},
+			"calibration │ 1.250, mean prediction / mean label; error 0.0300",
+			"30 │ 0.1000 │ 0.1200 │ 0.833", "30 │ 0.0500 │ 0.0000 │ -"}},
 		{report.Result{Steps: 640, Stopped: true, StopReason: "early stop: 3 scores",
 			BestScore:  &report.BestScore{Metric: report.MetricRMSE, Value: 1.25, Step: 500},
 			SavedScore: &report.BestScore{Metric: report.MetricRMSE, Value: 1.5, Step: 400, Checkpoint: "/c/a", Restore: "do"},
