@@ -110,7 +110,7 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 		j.report.Note("resuming from checkpoint %s after step %d", s.Path, s.State.Step)
 	}
 	if m := j.cfg.member; m != nil {
-		j.validation.prepare(j, m, func(saved string) (string, error) { return ms.SaveBest(ctx, saved) },
+		prepareScores(j, m, func(saved string) (string, error) { return ms.SaveBest(ctx, saved) },
 			func(reason string) error {
 				stop, cancel := context.WithTimeout(ctx, member.LeavePatience)
 				defer cancel()

@@ -57,7 +57,7 @@ type Job struct {
 
 	skippedInARow int
 
-	validation validation
+	validation scores.Watch
 
 	windows *report.Windows // windows of a followed stream; nil without a stream
 
@@ -246,15 +246,15 @@ func (j *Job) trainAndScore(ctx context.Context, trained func(*report.Result) er
 	}
 	train, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	if j.validation.keeper == nil { // without a cluster
-		j.validation.prepare(j, &scores.Memory{}, nil, func(reason string) error {
+	if j.validation.Keeper == nil { // without a cluster
+		prepareScores(j, &scores.Memory{}, nil, func(reason string) error {
 			stop(&jobStopped{reason})
 			return nil
 		})
 	}
 	err := j.train(train)
 	j.endPausePoint(err, train.Err() == nil)
-	err = errors.Join(err, j.validation.end(ctx, err != nil || train.Err() != nil))
+	err = errors.Join(err, j.validation.End(ctx, j.step, j.examples, err != nil || train.Err() != nil))
 	j.emit(report.EventDone, func(e *report.Event) {
 		if err != nil {
 			e.Message = err.Error()
@@ -268,11 +268,11 @@ func (j *Job) trainAndScore(ctx context.Context, trained func(*report.Result) er
 	if err == nil && trained != nil {
 		err = trained(r)
 	}
-	j.validation.fill(ctx, r)
+	setBest(ctx, j, r)
 	if err != nil || r.Interrupted || !j.cfg.evaluate() {
 		return r, err
 	}
-	if last := j.validation.final; last != nil && j.ramp.Alone() { // the weights have not changed since
+	if last := j.validation.Final; last != nil && j.ramp.Alone() { // the weights have not changed since
 		r.TakeScore(last)
 		return r, nil
 	}
@@ -282,7 +282,6 @@ func (j *Job) trainAndScore(ctx context.Context, trained func(*report.Result) er
 func (j *Job) train(ctx context.Context) error {
 	j.openWindows()
 	defer j.windows.Close(true)
-	j.validation.open()
 	j.mode.Begin(j.before.step, j.before.jobStep)
 	src := j.feed(ctx)
 	defer src.close()
@@ -326,7 +325,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 	w := j.newWork()
 	stop := func(p *member.Pause) error { return j.boundary(ctx, pushes, p) }
 	for {
-		j.validation.hold(ctx)
+		j.validation.Hold(ctx)
 		if ok, err := j.pausePoint.Begin(ctx, stop); !ok {
 			return err
 		}
@@ -437,7 +436,7 @@ func (j *Job) compute(ctx context.Context, w *work) (push bool, err error) {
 	}
 	j.report.EndWait()
 	defer j.report.BeginWait()
-	if err := j.validation.run(ctx, w.after.epoch != j.at.epoch, false); err != nil {
+	if err := j.validation.Run(ctx, j.step, j.examples, w.after.epoch != j.at.epoch, false); err != nil {
 		return false, err
 	}
 	j.mode.Refresh(&w.Batch)

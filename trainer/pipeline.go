@@ -106,7 +106,7 @@ func (p *pipeline) read(ctx context.Context) error {
 		stop := func(at *member.Pause) error {
 			return p.drained(ctx, func() error { return j.boundary(ctx, p.pushes, at) })
 		}
-		j.validation.hold(ctx)
+		j.validation.Hold(ctx)
 		if ok, err := j.pausePoint.Begin(ctx, stop); !ok {
 			return err // nil: ctx has ended, and the state stays in the items
 		}

@@ -70,7 +70,7 @@ func (j *Job) emit(kind string, change func(*report.Event)) {
 		Accuracy:          j.quality.Accuracy(),
 		ExamplesPerSecond: report.Number(float64(j.examples-j.before.examples) / seconds),
 		StepsPerSecond:    report.Number(float64(j.step-j.before.step) / seconds),
-		Held:              j.validation.last,
+		Held:              j.validation.Last,
 		Copies:            copiesOf(&j.cfg, j.tables.Copies()),
 	}, change)
 }

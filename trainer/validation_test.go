@@ -262,7 +262,7 @@ func TestBestCheckpointHasTheScoredWeights(t *testing.T) {
 			}
 		})
 		saves := 0
-		j.validation.prepare(j, &scores.Memory{}, func(string) (string, error) {
+		prepareScores(j, &scores.Memory{}, func(string) (string, error) {
 			<-time.After(100 * time.Millisecond) //tidy:allow sleep the scheduler takes some time to pause the trainers
 			p, release, err := j.pausePoint.Request(t.Context(), nil)
 			if err != nil {

@@ -273,6 +273,8 @@ func TestHelpHasExamples(t *testing.T) {
 }
 
 func TestResultNamesWhatItCounts(t *testing.T) {
+	scored := &report.Calibration{Ratio: 1.25, Error: .03, Bins: []report.CalibrationBin{
+		{Examples: 30, Prediction: .05}, {Examples: 30, Prediction: .1, Label: .12}}}
 	for _, tc := range []struct {
 		r    report.Result
 		want []string
@@ -283,6 +285,14 @@ func TestResultNamesWhatItCounts(t *testing.T) {
 		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Device: "cpu", ResumedFrom: "/c/two",
 			ResumedAtStep: 537}, []string{
 			"640 steps, 6400 examples in all; 103 steps now, in 4.8 s on cpu", "continued from │ /c/two, after step 537"}},
+		{report.Result{HeldExamples: 60, Calibration: scored}, []string{
+			"calibration │ 1.250, mean prediction / mean label; error 0.0300",
+			"30 │ 0.1000 │ 0.1200 │ 0.833", "30 │ 0.0500 │ 0.0000 │ -"}},
+		{report.Result{Steps: 640, Stopped: true, StopReason: "early stop: 3 scores",
+			BestScore:  &report.BestScore{Metric: report.MetricRMSE, Value: 1.25, Step: 500},
+			SavedScore: &report.BestScore{Metric: report.MetricRMSE, Value: 1.5, Step: 400, Checkpoint: "/c/a", Restore: "do"},
+		}, []string{"best score │ RMSE 1.2500 after step 500", "best saved score │ RMSE 1.5000 after step 400",
+			"its checkpoint │ /c/a", "to restore it │ do", "stopped │ early stop: 3 scores"}},
 	} {
 		var b strings.Builder
 		printResult(&b, &tc.r)

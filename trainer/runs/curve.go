@@ -168,6 +168,7 @@ func (m *mean) value() float64 { return m.sum / m.n } // 0/0 is NaN
 type HeldSample struct {
 	Seconds, Batches, Examples   float64
 	AUC, LogLoss, Accuracy, RMSE float64
+	Calibration                  float64 // mean prediction / mean label
 }
 
 // HeldCurve returns the scores of the held-out examples, the one after the training last.
@@ -183,8 +184,12 @@ func (r *Run) HeldCurve() []HeldSample {
 	for _, p := range r.Processes {
 		from := duration(p.Head.Started.Sub(began).Seconds()).Seconds()
 		for _, h := range p.Held {
-			add(from+duration(float64(h.Seconds)).Seconds(), HeldSample{AUC: float64(h.AUC), LogLoss: float64(h.LogLoss),
-				Accuracy: float64(h.Accuracy), RMSE: math.NaN()})
+			s := HeldSample{AUC: float64(h.AUC), LogLoss: float64(h.LogLoss), Accuracy: float64(h.Accuracy),
+				RMSE: float64(h.RMSE), Calibration: float64(h.Calibration)}
+			if h.Calibration == 0 { // an older record has neither
+				s.RMSE, s.Calibration = math.NaN(), math.NaN()
+			}
+			add(from+duration(float64(h.Seconds)).Seconds(), s)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b HeldSample) int {
@@ -194,8 +199,12 @@ func (r *Run) HeldCurve() []HeldSample {
 		return 1
 	})
 	if result := r.Result(); result != nil && result.HeldExamples > 0 {
-		add(r.trainedFor(), HeldSample{AUC: float64(result.AUC), LogLoss: float64(result.LogLoss),
-			Accuracy: float64(result.Accuracy), RMSE: float64(result.RMSE)})
+		s := HeldSample{AUC: float64(result.AUC), LogLoss: float64(result.LogLoss), Accuracy: float64(result.Accuracy),
+			RMSE: float64(result.RMSE), Calibration: math.NaN()}
+		if result.Calibration != nil {
+			s.Calibration = float64(result.Calibration.Ratio)
+		}
+		add(r.trainedFor(), s)
 	}
 	return out
 }

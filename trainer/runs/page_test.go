@@ -21,7 +21,7 @@ func recorded(t *testing.T, dir, job string, settings map[string]any, auc float6
 		r.Observe(e)
 		if step%10 == 0 {
 			e.Event, e.Held = report.EventValidation, &report.Held{Step: step, AUC: report.Number(auc), LogLoss: 0.5,
-				Accuracy: report.Number(math.NaN())}
+				Accuracy: report.Number(math.NaN()), RMSE: report.Number(math.NaN()), Calibration: 1.1}
 			r.Observe(e)
 		}
 	}
@@ -57,7 +57,7 @@ func TestPageLoadsNothingAndEscapesStrings(t *testing.T) {
 		t.Error("the page has no policy that forbids to load")
 	}
 	for _, chart := range []string{"Training loss", "Training AUC", "Held-out AUC", "Held-out log loss",
-		"Examples per second", "Staleness", "Waiting"} {
+		"Held-out calibration", "Examples per second", "Staleness", "Waiting"} {
 		_, after, found := strings.Cut(page, "<figcaption>"+chart)
 		figure, _, _ := strings.Cut(after, "</figure>")
 		if !found || strings.Count(figure, "<svg") != 2 || strings.Count(figure, "<polyline") != 4 ||

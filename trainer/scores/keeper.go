@@ -106,8 +106,8 @@ func (k *Keeper) book(ctx context.Context, s jobs.Score, lower bool) (jobs.Score
 	return k.Book.ReportScore(ctx, s, lower, k.Stop.MinDelta)
 }
 
-// beginSave has a checkpoint made of a score, after the one that is being made. A better score takes the place of one that
-// waits.
+// beginSave has a checkpoint made of a score, after the one that is being made. A better score takes the place of one
+// that waits.
 func (k *Keeper) beginSave(s jobs.Score, lower bool, saved *jobs.Score) {
 	one := &save{score: s, lower: lower, done: make(chan struct{})}
 	if saved != nil {

@@ -180,8 +180,8 @@ func TestBestScoresAreSaved(t *testing.T) {
 	}
 }
 
-// Training continues while a checkpoint is made. That of a better score waits for it, and the best of those that wait is
-// made.
+// Training continues while a checkpoint is made. That of a better score waits for it, and the best of those that wait
+// is made.
 func TestSavingIsConcurrent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		let, saved := make(chan struct{}), []string{}
