@@ -21,6 +21,14 @@ type progress struct {
 	close   func() // may be called twice
 }
 
+// newProgress returns the progress of a run.
+func (o *options) newProgress() (*progress, error) {
+	if o.started != nil {
+		return o.started(), nil
+	}
+	return newProgress(o.progress, o.progressFile)
+}
+
 func newProgress(kind, file string) (*progress, error) {
 	out, closeFile, terminal := io.Writer(os.Stderr), func() {}, cli.IsTerminal(os.Stderr)
 	if file != "" {

@@ -127,7 +127,7 @@ type runJSON struct {
 	Batches     int64             `json:"batches"`
 	Examples    int64             `json:"examples"`
 	Loss        report.Number     `json:"training_loss"`
-	Score       string            `json:"score,omitempty"` // AUC, accuracy or RMSE
+	Score       string            `json:"score,omitempty"` // AUC, log loss or RMSE
 	Value       report.Number     `json:"value"`
 	Fingerprint string            `json:"fingerprint"`
 	Set         map[string]string `json:"set,omitempty"`
@@ -167,18 +167,6 @@ func lossOf(r *runs.Run) float64 {
 	return math.NaN()
 }
 
-// scoreText returns a score for people.
-func scoreText(s runs.Score) string {
-	if math.IsNaN(s.Value) {
-		return "no score"
-	}
-	text := fmt.Sprintf("%s %.4f", s.Name, s.Value)
-	if !s.Final {
-		text += " so far"
-	}
-	return text
-}
-
 func (o *runsOptions) list(cmd *cobra.Command, _ []string) error {
 	if err := cli.CheckFormat(o.format); err != nil {
 		return err
@@ -203,7 +191,7 @@ func (o *runsOptions) list(cmd *cobra.Command, _ []string) error {
 			"SET"}, "TIME", "BATCHES", "EXAMPLES", "LOSS").OnlyWide("BATCHES", "EXAMPLES", "LOSS", "HOST")
 		for i, r := range all {
 			j := out.Runs[i]
-			loss, score := "-", scoreText(r.Score())
+			loss, score := "-", r.Score().String()
 			if v := float64(j.Loss); !math.IsNaN(v) {
 				loss = fmt.Sprintf("%.4f", v)
 				if j.Score == "" {

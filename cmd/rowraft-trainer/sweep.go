@@ -61,7 +61,7 @@ type outcome struct {
 
 // notOfSweeps are flags of train that have no meaning for several runs.
 var notOfSweeps = []string{"config", "json", "rank", "worker", "trainers", "progress", "progress-file",
-	"metrics-listen", "save-model", "fresh", "yes", "resume", "checkpoint-at-end", "follow", "window", "no-eval"}
+	"metrics-listen", "save-model", "export", "fresh", "yes", "resume", "checkpoint-at-end", "follow", "window", "no-eval"}
 
 func newSweep() *cobra.Command {
 	s := &sweep{options: new(options)}
@@ -206,8 +206,8 @@ func (s *sweep) findFinished() error {
 		}
 		for _, old := range all { // the newest counts
 			result := old.Result()
-			if head := old.Head(); head.Fingerprint == r.fingerprint && old.State() == runs.Finished && result != nil &&
-				result.HeldExamples > 0 {
+			if head := old.Head(); head.Fingerprint == r.fingerprint && old.State() == runs.Finished &&
+				!math.IsNaN(runs.ScoreOf(result).Value) {
 				r.outcome = outcome{run: old.Name, job: head.Job, state: runs.Finished, skipped: true, result: result}
 			}
 		}
@@ -220,7 +220,7 @@ func (s *sweep) run(ctx context.Context) error {
 	var todo []int
 	for i, r := range s.runs {
 		if r.outcome.skipped {
-			s.say(i, "skipped: run %s has finished with %s", r.outcome.run, scoreText(runs.ScoreOf(r.outcome.result)))
+			s.say(i, "skipped: run %s has finished with %v", r.outcome.run, runs.ScoreOf(r.outcome.result))
 		} else {
 			todo = append(todo, i)
 		}
@@ -282,11 +282,14 @@ func (s *sweep) train(ctx context.Context, i int) {
 	case err != nil && ctx.Err() != nil:
 		out.state, out.err = runs.Interrupted, nil
 		s.say(i, "interrupted")
+	case err == nil && out.result != nil && out.result.Interrupted && out.result.StopReason == "": // by rowraft job stop
+		out.state = runs.Interrupted
+		s.say(i, "stopped")
 	case err != nil:
 		out.state = runs.Failed
 		s.say(i, "failed: %v", err)
 	default:
-		s.say(i, "%s", scoreText(runs.ScoreOf(out.result)))
+		s.say(i, "%v", runs.ScoreOf(out.result))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -384,12 +387,7 @@ type rankedJSON struct {
 // print writes the ranking: the best run first, runs without a score last.
 func (s *sweep) print() error {
 	ranked := slices.Clone(s.runs)
-	score := func(r *sweepRun) runs.Score {
-		if r.outcome.result == nil || r.outcome.result.HeldExamples == 0 {
-			return runs.Score{Value: math.NaN()}
-		}
-		return runs.ScoreOf(r.outcome.result)
-	}
+	score := func(r *sweepRun) runs.Score { return runs.ScoreOf(r.outcome.result) }
 	slices.SortStableFunc(ranked, func(a, b *sweepRun) int {
 		if x, y := score(a), score(b); x.Better(y) {
 			return -1

@@ -118,6 +118,33 @@ func TestSweepIsInterrupted(t *testing.T) {
 	}
 }
 
+// A run that stopped early has finished, on a cluster with its best score.
+func TestSweepOfRunsThatStopEarly(t *testing.T) {
+	config := file(t, "job.yaml", sweepJob+"epochs: 60\nearly_stop: {patience: 1}\n")
+	for where, flags := range map[string][]string{"local": {"--local"}, "cluster": {"--endpoints", serve(t, 2),
+		"--insecure"}} {
+		dir := t.TempDir()
+		args := append([]string{"sweep", config, "--runs", dir, "--set", "embeddings.lr=0.05,0.5", "-o", "json"}, flags...)
+		for _, skipped := range []bool{false, true} {
+			out, code, err := command(t, args...)
+			r := rankingOf(t, out)
+			if code != 0 || len(r.Runs) != 2 {
+				t.Fatalf("%s: code %d, %v: %+v; want two ranks", where, code, err, r)
+			}
+			for i, run := range r.Runs {
+				if run.Rank != i+1 || run.State != runs.Finished || !(run.Value > 0.5) || run.Skipped != skipped {
+					t.Errorf("%s: place %d: %+v; want a finished run, skipped: %v", where, i+1, run, skipped)
+				}
+			}
+		}
+		for _, r := range listRuns(t, dir) {
+			if r.State != runs.Finished || r.Result.StopReason == "" || r.Batches >= 60*32 {
+				t.Errorf("%s: run %+v, want one that stopped early", where, r)
+			}
+		}
+	}
+}
+
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }

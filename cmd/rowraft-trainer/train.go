@@ -409,14 +409,6 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 	return err
 }
 
-// newProgress returns the progress of a run.
-func (o *options) newProgress() (*progress, error) {
-	if o.started != nil {
-		return o.started(), nil
-	}
-	return newProgress(o.progress, o.progressFile)
-}
-
 // trainOrScore trains, or only scores; c is nil without a cluster.
 func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *trainer.Config,
 	c *client.Client) (*report.Result, error) {

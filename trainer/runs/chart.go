@@ -39,7 +39,7 @@ var chartKinds = []chartKind{
 	{title: "Held-out log loss", unit: "nats", marked: true, held: func(h *HeldSample) float64 { return h.LogLoss }},
 	{title: "Held-out accuracy", marked: true, held: func(h *HeldSample) float64 { return h.Accuracy }},
 	{title: "Held-out RMSE", marked: true, held: func(h *HeldSample) float64 { return h.RMSE }},
-	{title: "Held-out calibration", unit: "mean prediction / mean label", marked: true,
+	{title: "Held-out calibration", unit: "mean prediction / mean label; 1 is right", marked: true,
 		held: func(h *HeldSample) float64 { return h.Calibration }},
 	{title: "Examples per second", unit: "of all trainers", zero: true,
 		sample: func(s *Sample) float64 { return s.ExamplesPerSecond }},

@@ -118,6 +118,13 @@ func Measures(all []*Run) (out []Measure) {
 	add("held-out log loss", "%.4f", -1, held(func(h *HeldSample) float64 { return h.LogLoss }))
 	add("held-out accuracy", "%.4f", 1, held(func(h *HeldSample) float64 { return h.Accuracy }))
 	add("held-out RMSE", "%.4f", -1, held(func(h *HeldSample) float64 { return h.RMSE }))
+	add("held-out calibration", "%.3f", 0, held(func(h *HeldSample) float64 { return h.Calibration }))
+	add("best score", "%.4f", 0, func(r *Run) float64 {
+		if result := r.Result(); result != nil && result.BestScore != nil {
+			return float64(result.BestScore.Value)
+		}
+		return math.NaN()
+	})
 	add("best possible AUC", "%.4f", 0, func(r *Run) float64 {
 		if result := r.Result(); result != nil && result.HeldExamples > 0 {
 			return float64(result.BestAUC)

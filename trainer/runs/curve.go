@@ -166,9 +166,8 @@ func (m *mean) value() float64 { return m.sum / m.n } // 0/0 is NaN
 
 // HeldSample is a score of the held-out examples at a time of the run.
 type HeldSample struct {
-	Seconds, Batches, Examples   float64
-	AUC, LogLoss, Accuracy, RMSE float64
-	Calibration                  float64 // mean prediction / mean label
+	Seconds, Batches, Examples                float64
+	AUC, LogLoss, Accuracy, RMSE, Calibration float64
 }
 
 // HeldCurve returns the scores of the held-out examples, the one after the training last.
@@ -184,12 +183,8 @@ func (r *Run) HeldCurve() []HeldSample {
 	for _, p := range r.Processes {
 		from := duration(p.Head.Started.Sub(began).Seconds()).Seconds()
 		for _, h := range p.Held {
-			s := HeldSample{AUC: float64(h.AUC), LogLoss: float64(h.LogLoss), Accuracy: float64(h.Accuracy),
-				RMSE: float64(h.RMSE), Calibration: float64(h.Calibration)}
-			if h.Calibration == 0 { // an older record has neither
-				s.RMSE, s.Calibration = math.NaN(), math.NaN()
-			}
-			add(from+duration(float64(h.Seconds)).Seconds(), s)
+			add(from+duration(float64(h.Seconds)).Seconds(), HeldSample{AUC: float64(h.AUC), LogLoss: float64(h.LogLoss),
+				Accuracy: float64(h.Accuracy), RMSE: float64(h.RMSE), Calibration: float64(h.Calibration)})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b HeldSample) int {
@@ -199,12 +194,9 @@ func (r *Run) HeldCurve() []HeldSample {
 		return 1
 	})
 	if result := r.Result(); result != nil && result.HeldExamples > 0 {
-		s := HeldSample{AUC: float64(result.AUC), LogLoss: float64(result.LogLoss), Accuracy: float64(result.Accuracy),
-			RMSE: float64(result.RMSE), Calibration: math.NaN()}
-		if result.Calibration != nil {
-			s.Calibration = float64(result.Calibration.Ratio)
-		}
-		add(r.trainedFor(), s)
+		h := report.NewHeld(result.Steps, result)
+		add(r.trainedFor(), HeldSample{AUC: float64(h.AUC), LogLoss: float64(h.LogLoss), Accuracy: float64(h.Accuracy),
+			RMSE: float64(h.RMSE), Calibration: float64(h.Calibration)})
 	}
 	return out
 }

@@ -50,7 +50,8 @@ type pageRun struct {
 	Name, Job, State, Error, Started string
 	Duration, Batches, Examples, Set string
 	Fingerprint, Data                string
-	Several                          bool // processes
+	Several                          bool   // processes
+	Stopped                          string // why it stopped early
 	Processes                        []pageProcess
 	Settings                         []pageSetting
 	Notes                            []pageNote
@@ -149,7 +150,7 @@ func describe(i int, r *Run) pageRun {
 		Examples: humanize.Comma(examples), Set: r.Set(), Fingerprint: head.Fingerprint,
 	}
 	if result := r.Result(); result != nil {
-		d.Data = result.Data
+		d.Data, d.Stopped = result.Data, result.StopReason
 	}
 	d.Several = len(r.Processes) > 1
 	for _, p := range r.Processes {

@@ -57,7 +57,8 @@ func TestPageLoadsNothingAndEscapesStrings(t *testing.T) {
 		t.Error("the page has no policy that forbids to load")
 	}
 	for _, chart := range []string{"Training loss", "Training AUC", "Held-out AUC", "Held-out log loss",
-		"Held-out calibration", "Examples per second", "Staleness", "Waiting"} {
+		"Held-out calibration",
+		"Examples per second", "Staleness", "Waiting"} {
 		_, after, found := strings.Cut(page, "<figcaption>"+chart)
 		figure, _, _ := strings.Cut(after, "</figure>")
 		if !found || strings.Count(figure, "<svg") != 2 || strings.Count(figure, "<polyline") != 4 ||
@@ -170,6 +171,14 @@ func TestScoresAreOrdered(t *testing.T) {
 	none := Score{Value: math.NaN()}
 	if s := ScoreOf(rmse); s.Name != "RMSE" || !ScoreOf(&better).Better(s) || s.Better(ScoreOf(&better)) {
 		t.Errorf("%+v: a smaller RMSE is better", s)
+	}
+	early := testResult(0)
+	early.HeldExamples, early.BestScore = 0, &report.BestScore{Metric: report.MetricLogLoss, Value: 0.25}
+	if s := ScoreOf(early); s.String() != "log loss 0.2500 best" || !s.Less {
+		t.Errorf("a run that stopped early: %v", s)
+	}
+	if s := ScoreOf(nil); s.String() != "no score" {
+		t.Errorf("no result: %v", s)
 	}
 	if s := ScoreOf(auc); !ScoreOf(testResult(0.8)).Better(s) || s.Better(s) || !s.Better(none) || none.Better(s) {
 		t.Errorf("%+v: a larger AUC is better, and any is better than none", s)

@@ -108,7 +108,7 @@ func TestARecordIsReadAsItWasWritten(t *testing.T) {
 	if len(p.Notes) != 1 || len(p.Notes[0].Text) > maxText+10 || p.Bytes > 5*maxText {
 		t.Errorf("%d notes in a file of %d bytes, want one that was cut", len(p.Notes), p.Bytes)
 	}
-	if s := got.Score(); got.State() != Finished || s.Name != "AUC" || s.Value != 0.75 || !s.Final {
+	if s := got.Score(); got.State() != Finished || s.Name != "AUC" || s.Value != 0.75 || s.Kind != "" {
 		t.Errorf("state %s, score %+v; want finished with AUC 0.75", got.State(), s)
 	}
 	if h := got.Head(); h.Job != "ctr" || h.Fingerprint != "abc" || got.Set() != "model.dim=8" || h.PID != os.Getpid() {
@@ -128,6 +128,7 @@ func TestStates(t *testing.T) {
 	}{
 		{"finished", testResult(0.5), nil, Finished},
 		{"failed", testResult(0.5), errors.New("the disk is full"), Failed},
+		{"stopped early", &report.Result{Interrupted: true, Stopped: true, StopReason: "no score was better"}, nil, Finished},
 		{"interrupted", &report.Result{Interrupted: true}, nil, Interrupted},
 	} {
 		dir := t.TempDir()
@@ -269,8 +270,23 @@ func TestGoldenRecord(t *testing.T) {
 		Accuracy: 0.25, Stale: 3, Waiting: 0.5}) {
 		t.Errorf("points %+v", p.Points)
 	}
-	if len(p.Held) != 1 || p.Held[0].LogLoss != 0.6 || len(p.Notes) != 1 || p.End == nil || p.End.State != Failed ||
-		p.End.Error != "no leader" {
+	if len(p.Held) != 1 || p.Held[0].LogLoss != 0.6 || !p.Held[0].Best || len(p.Notes) != 1 ||
+		p.End == nil || p.End.State != Failed || p.End.Error != "no leader" {
 		t.Errorf("held %+v, notes %+v, end %+v", p.Held, p.Notes, p.End)
 	}
+}
+
+// BenchmarkObserve is what the record costs a step of a long run.
+func BenchmarkObserve(b *testing.B) {
+	r, err := Begin(b.TempDir(), Head{Job: "ctr"}, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	e := stepEvent(r, 1)
+	b.ReportAllocs()
+	for b.Loop() {
+		e.Step++
+		r.Observe(e)
+	}
+	r.End(nil, nil)
 }

@@ -2,6 +2,7 @@ package runs
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"math"
@@ -100,12 +101,25 @@ func SetText(set map[string]string) string {
 	return strings.Join(parts, " ")
 }
 
-// Score is the quality of a run: the score of the held-out examples after the training, or the last one before.
+// Score is the quality of a run: the score of the held-out examples after the training, the best one of a run that
+// stopped early, or the last one of a run that has not ended.
 type Score struct {
-	Name  string  // AUC, accuracy or RMSE; "" without a score
+	Name  string  // AUC, log loss or RMSE; "" without a score
 	Value float64 // NaN without a score
 	Less  bool    // a smaller one is better
-	Final bool    // after the training
+	Kind  string  // "": after the training; "best", "so far"
+}
+
+// String returns the score for people.
+func (s Score) String() string {
+	if math.IsNaN(s.Value) {
+		return "no score"
+	}
+	text := fmt.Sprintf("%s %.4f", s.Name, s.Value)
+	if s.Kind != "" {
+		text += " " + s.Kind
+	}
+	return text
 }
 
 // Better reports whether s is better than t. A score is better than none.
@@ -121,37 +135,40 @@ func (s Score) Better(t Score) bool {
 
 // Score returns the score of the run.
 func (r *Run) Score() Score {
-	if result := r.Result(); result != nil && result.HeldExamples > 0 {
-		return ScoreOf(result)
+	s := ScoreOf(r.Result())
+	if !math.IsNaN(s.Value) {
+		return s
 	}
-	s := Score{Value: math.NaN()}
 	var at time.Time
 	for _, p := range r.Processes {
 		for _, h := range p.Held {
 			if t := p.Head.Started.Add(duration(float64(h.Seconds))); !t.Before(at) {
-				at, s.Name, s.Value = t, "AUC", float64(h.AUC)
-				if !math.IsNaN(float64(h.Accuracy)) {
-					s.Name, s.Value = "accuracy", float64(h.Accuracy)
-				}
+				at, s = t, scoreOf(&h.Held, "so far")
 			}
 		}
 	}
 	return s
 }
 
-// ScoreOf returns the score in a result.
+// ScoreOf returns the score in a result, which may be nil.
 func ScoreOf(r *report.Result) Score {
-	s := Score{Name: "AUC", Value: float64(r.AUC), Final: true}
-	if v := float64(r.Accuracy); !math.IsNaN(v) {
-		s.Name, s.Value = "accuracy", v
+	switch {
+	case r == nil:
+	case r.HeldExamples > 0:
+		return scoreOf(report.NewHeld(r.Steps, r), "")
+	case r.BestScore != nil: // it stopped early
+		return Score{Name: report.MetricName(r.BestScore.Metric), Value: float64(r.BestScore.Value),
+			Less: r.BestScore.Metric != report.MetricAUC, Kind: "best"}
 	}
-	if v := float64(r.RMSE); !math.IsNaN(v) {
-		s.Name, s.Value, s.Less = "RMSE", v, true
-	}
-	return s
+	return Score{Value: math.NaN()}
 }
 
-// last returns the last point of a process; the zero Point if there is none.
+func scoreOf(h *report.Held, kind string) Score {
+	name, value, less := h.Metric()
+	return Score{report.MetricName(name), value, less, kind}
+}
+
+// lastPoint returns the last point of a process; the zero Point if there is none.
 func (p *Process) lastPoint() Point {
 	if len(p.Points) == 0 {
 		return Point{Loss: report.Number(math.NaN()), AUC: report.Number(math.NaN()),

@@ -181,7 +181,8 @@ func (r *Recorder) addPointLocked(p Point, always bool) {
 	if len(k.points) >= maxPoints { // the first one stays
 		k.points, k.stride, r.mu.rewrite = everySecond(k.points), 2*k.stride, true
 	}
-	r.appendLocked(line{Point: &p})
+	kept := p // so that only a point that is kept is allocated
+	r.appendLocked(line{Point: &kept})
 }
 
 // REQUIRES: r.mu is held.
@@ -243,7 +244,7 @@ func (r *Recorder) appendLocked(l line) {
 }
 
 // End records the end of the process, writes what is not written yet, and closes the file. An interrupted run has a
-// result with Interrupted. Later calls do nothing.
+// result with Interrupted; one that stopped early has finished. Later calls do nothing.
 func (r *Recorder) End(result *report.Result, failure error) {
 	if r == nil {
 		return
@@ -258,7 +259,7 @@ func (r *Recorder) End(result *report.Result, failure error) {
 	switch {
 	case failure != nil:
 		e.State, e.Error = Failed, cut(failure.Error())
-	case result != nil && result.Interrupted:
+	case result != nil && result.Interrupted && result.StopReason == "": // early stopping is an end
 		e.State = Interrupted
 	}
 	r.mu.end = &e
