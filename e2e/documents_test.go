@@ -50,9 +50,10 @@ func snippetsOf(name, text string) (out []snippet) {
 	return out
 }
 
-// TestDocuments runs every command of the README and of docs/getting-started.md in the repository, and those of
+// TestDocuments runs every command of the README and of docs/getting-started.md in the repository, and of
 // docs/tutorial.md and docs/serving.md in an empty folder, as written, each document in one shell, with other ports and
-// fewer steps of the demo. Programs are saved where the document says, and what a document says that commands print is compared.
+// fewer steps of the demo. Programs are saved where the document says, and what a document says that commands print is
+// compared.
 func TestDocuments(t *testing.T) {
 	needBinaries(t)
 	beforeRelease(t)
@@ -177,8 +178,8 @@ func documentPorts(t *testing.T) *strings.Replacer {
 			fmt.Sprintf(":%d", base+100+i))
 	}
 	pairs = append(pairs, ":7500", fmt.Sprintf(":%d", base+15), ":7501", fmt.Sprintf(":%d", base+16),
-		"rowraft-trainer serve", fmt.Sprintf("rowraft-trainer serve --listen 127.0.0.1:%d --grpc-listen 127.0.0.1:%d", base+15,
-			base+16))
+		"rowraft-trainer serve", fmt.Sprintf("rowraft-trainer serve --listen 127.0.0.1:%d --grpc-listen 127.0.0.1:%d",
+			base+15, base+16))
 	return strings.NewReplacer(pairs...)
 }
 

@@ -229,6 +229,8 @@ func TestServe(t *testing.T) {
 	answered := 0
 	for worker := range 4 {
 		loads.Go(func() {
+			pace := time.NewTicker(5 * time.Millisecond)
+			defer pace.Stop()
 			for i := worker; load.Err() == nil; i++ {
 				from := i * 7 % (len(s.lines) - 3)
 				got, err := post(ctx, web, url+"/v1/score", "text/csv", s.header+strings.Join(s.lines[from:from+3], ""))
@@ -237,12 +239,20 @@ func TestServe(t *testing.T) {
 					failed = append(failed, s.same(from, got, err))
 				}
 				mu.Unlock()
-				time.Sleep(5 * time.Millisecond)
+				<-pace.C
 			}
 		})
 	}
 	c.killAll(leads[:1])
-	time.Sleep(maxAge) // no copy of a row is that new
+	killed := time.Now()
+	if err := poll(ctx, func() error { // until no copy of a row is from before
+		if time.Since(killed) < maxAge {
+			return errors.New("copies may be older")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	c.restartAll(leads[:1])
 	stop()
 	loads.Wait()
@@ -262,12 +272,14 @@ func TestServe(t *testing.T) {
 	away := time.Now()
 	c.killAll(c.Servers())
 	answered = 0
+	pace := time.NewTicker(20 * time.Millisecond)
+	defer pace.Stop()
 	for time.Since(away) < maxAge/4 { // a copy lasts at least 3/8 of it
 		if err := hot(); err != nil {
 			t.Fatalf("%v after the servers were gone, rows that were there: %v", time.Since(away), err)
 		}
 		answered++
-		time.Sleep(20 * time.Millisecond)
+		<-pace.C
 	}
 	var refused statusError
 	err = poll(ctx, func() error {
@@ -378,7 +390,8 @@ func (s *served) metrics(t *testing.T, web *http.Client, url string) {
 	for _, want := range []string{`rowraft_serve_requests_total{code="ok",protocol="http"}`,
 		`rowraft_serve_requests_total{code="ok",protocol="grpc"} 2`,
 		`rowraft_serve_requests_total{code="InvalidArgument",protocol="grpc"} 1`, "rowraft_serve_ready 1",
-		"rowraft_serve_request_seconds_bucket", "rowraft_serve_weights_age_seconds_bucket", "rowraft_serve_waiting_examples 0",
+		"rowraft_serve_request_seconds_bucket", "rowraft_serve_weights_age_seconds_bucket",
+		"rowraft_serve_waiting_examples 0",
 		"rowraft_serve_copied_rows_total ", "rowraft_serve_rows_total ", "rowraft_serve_batch_examples_bucket"} {
 		if !bytes.Contains(text, []byte(want)) {
 			t.Errorf("no %s in the metrics", want)

@@ -120,16 +120,25 @@ type weightsSource struct {
 	close  func() error
 }
 
+// open opens the model of a job, with its weights in t.
+func (w *weightsSource) open(ctx context.Context, cfg trainer.Config, t tables.Tables) error {
+	m, err := trainer.OpenModel(ctx, cfg, t)
+	if err != nil {
+		return err
+	}
+	w.schema = m.Config().Data.Described
+	w.model, err = m.Served()
+	return err
+}
+
 // openExport opens the model of --from.
 func (o *serveOptions) openExport(ctx context.Context) (*weightsSource, error) {
 	m, err := exported.Open(ctx, o.from)
 	if err != nil {
 		return nil, err
 	}
-	cfg := m.Config()
-	model, err := trainer.Served(ctx, &cfg, m)
-	return &weightsSource{model: model, schema: cfg.Data.Described, rows: serving.Still(m),
-		close: func() error { return nil }}, err
+	w := &weightsSource{rows: serving.Still(m), close: func() error { return nil }}
+	return w, w.open(ctx, m.Config(), m)
 }
 
 // servedCache is the memory for copies of rows of a job without cache.bytes.
@@ -166,10 +175,9 @@ func (o *serveOptions) openCluster(ctx context.Context, path string) (_ *weights
 	t := tables.OpenCluster(c)
 	t.SetReads(reads)
 	w := &weightsSource{rows: t, maxAge: maxAge, close: c.Close}
-	if w.model, err = trainer.Served(ctx, &cfg, t); err != nil {
+	if err = w.open(ctx, cfg, t); err != nil {
 		return nil, err
 	}
-	w.schema = cfg.Data.Described
 	if maxAge > 0 {
 		w.copies = func() server.Copies {
 			n := c.Copies()

@@ -64,9 +64,9 @@ type Batch struct {
 }
 
 // pullAge is the bound of the age of rows at their servers, and copyAge that of copies of them: both together are at
-// most MaxAge. A replica that hears its leader is much newer than a quarter of it. A copy is used up to half of copyAge,
-// and up to the whole while the cluster does not answer: so the rows of recent requests are there for half of copyAge or
-// longer.
+// most MaxAge. A replica that hears its leader is much newer than a quarter of it. A copy is used up to half of
+// copyAge, and up to the whole while the cluster does not answer: so the rows of recent requests are there for half of
+// copyAge or longer.
 func (o *Options) pullAge() time.Duration { return o.MaxAge / 4 }
 
 func (o *Options) copyAge() time.Duration { return o.MaxAge - o.pullAge() }

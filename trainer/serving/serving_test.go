@@ -104,8 +104,9 @@ func start(t *testing.T, rows Rows, o Options, gate chan struct{}) (*Scorer, *at
 	}
 	ran := new(atomic.Int64)
 	m := Model{Shape: data.Shape{Categorical: 1}, Batch: 4, Dense: layout,
-		Fields: &pool.Fields{Features: []pool.Field{{Width: 1}}, Width: 1, Tables: []rowraft.Schema{{ID: embeddings, Dim: 1}}},
-		New:    func() (models.Model, error) { return &sum{gate, ran}, nil }}
+		Fields: &pool.Fields{Features: []pool.Field{{Width: 1}}, Width: 1,
+			Tables: []rowraft.Schema{{ID: embeddings, Dim: 1}}},
+		New: func() (models.Model, error) { return &sum{gate, ran}, nil }}
 	s, err := New(t.Context(), m, rows, o)
 	if err != nil {
 		t.Fatal(err)
@@ -133,9 +134,13 @@ func (f *fakeRows) pulled() int {
 // until waits until ok returns true.
 func until(t *testing.T, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	end, tick := time.After(20*time.Second), time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-end:
 			t.Fatal("it did not happen within 20 s")
+		case <-tick.C:
 		}
 	}
 }
@@ -196,7 +201,11 @@ func TestRequestsAreJoined(t *testing.T) {
 		_, err := s.Score(context.Background(), request(1))
 		late <- err
 	}()
-	time.Sleep(10 * time.Millisecond)
+	until(t, func() bool {
+		s.queue.mu.Lock()
+		defer s.queue.mu.Unlock()
+		return s.queue.closed
+	})
 	close(gate)
 	all.Wait()
 	if err := <-late; rowraft.CodeOf(err) != rowraft.CodeClosing {
@@ -260,32 +269,26 @@ func TestOldWeightsAreRefused(t *testing.T) {
 	if err := score(7); err != nil {
 		t.Errorf("a row that was there a moment ago: %v", err)
 	}
-	for score(7) == nil {
-		if time.Since(left) > maxAge {
-			t.Fatalf("a prediction %v after the servers were gone", time.Since(left))
+	until(t, func() bool {
+		err, gone := score(7), time.Since(left)
+		if err == nil && gone > maxAge+maxAge/4 {
+			t.Fatalf("a prediction %v after the servers were gone", gone)
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return err != nil
+	})
 	if err := score(8); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(err.Error(), "does not answer") {
 		t.Errorf("a row that was never there: %v", err)
 	}
-	for s.Ready() == nil {
-		if time.Since(left) > 2*maxAge {
-			t.Fatalf("ready %v after the servers were gone", time.Since(left))
-		}
-		time.Sleep(5 * time.Millisecond)
+	until(t, func() bool { return s.Ready() != nil })
+	if gone := time.Since(left); gone > 4*maxAge {
+		t.Errorf("ready for %v after the servers were gone", gone)
 	}
 	begun := time.Now()
 	if err := score(7); !rowraft.CodeOf(err).Retryable() || time.Since(begun) > maxAge {
 		t.Errorf("%v after %v: want a refusal at once", err, time.Since(begun))
 	}
 	rows.set(func(f *fakeRows) { f.away = false })
-	for s.Ready() != nil {
-		if time.Since(begun) > 20*time.Second {
-			t.Fatal(s.Ready())
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	until(t, func() bool { return s.Ready() == nil })
 	if err := score(8); err != nil {
 		t.Errorf("after the servers are back: %v", err)
 	}
