@@ -25,11 +25,9 @@ func LoadServed(path string) (Config, error) {
 	return model, err
 }
 
-// Served returns the model for package serving. Its weights are in the tables of OpenModel, which must create none:
-// [tables.OpenCluster].
+// Served returns the model for package serving. The tables of OpenModel must create none: [tables.OpenCluster].
 //
-// Errors: CodeInvalidArgument for a job whose examples no request can have; CodePrecondition if the trainers keep
-// weights.
+// Errors: CodeInvalidArgument if no request can have the examples; CodePrecondition if the trainers keep weights.
 func (m *Model) Served() (*serving.Model, error) {
 	c := m.Config()
 	if c.Data.Described == nil {
