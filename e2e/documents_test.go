@@ -50,19 +50,20 @@ func snippetsOf(name, text string) (out []snippet) {
 	return out
 }
 
-// TestDocuments runs every command of the README and of docs/getting-started.md in the repository, and those of
-// docs/tutorial.md in an empty folder, as written, each document in one shell, with other ports and fewer steps of the
-// demo. Programs are saved where the document says, and what a document says that commands print is compared.
+// TestDocuments runs every command of the README and of docs/getting-started.md in the repository, and of
+// docs/tutorial.md and docs/serving.md in an empty folder, as written, each document in one shell, with other ports and
+// fewer steps of the demo. Programs are saved where the document says, and what a document says that commands print is
+// compared.
 func TestDocuments(t *testing.T) {
 	needBinaries(t)
 	beforeRelease(t)
 	if exists(filepath.Join(root, "rowraft-dev")) {
 		t.Skipf("%s is in use", filepath.Join(root, "rowraft-dev"))
 	}
-	for _, name := range []string{"README.md", "docs/getting-started.md", "docs/tutorial.md"} {
+	for _, name := range []string{"README.md", "docs/getting-started.md", "docs/tutorial.md", "docs/serving.md"} {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			dir := root
-			if name == "docs/tutorial.md" {
+			if name == "docs/tutorial.md" || name == "docs/serving.md" {
 				dir = t.TempDir()
 			}
 			snippets := snippetsOf(name, string(mustRead(t, filepath.Join(root, name))))
@@ -176,6 +177,9 @@ func documentPorts(t *testing.T) *strings.Replacer {
 		pairs = append(pairs, fmt.Sprintf(":707%d", i), fmt.Sprintf(":%d", base+i), fmt.Sprintf(":717%d", i),
 			fmt.Sprintf(":%d", base+100+i))
 	}
+	pairs = append(pairs, ":7500", fmt.Sprintf(":%d", base+15), ":7501", fmt.Sprintf(":%d", base+16),
+		"rowraft-trainer serve", fmt.Sprintf("rowraft-trainer serve --listen 127.0.0.1:%d --grpc-listen 127.0.0.1:%d",
+			base+15, base+16))
 	return strings.NewReplacer(pairs...)
 }
 
@@ -184,7 +188,7 @@ func devPort(t *testing.T) int {
 	t.Helper()
 	for base := 21000 + os.Getpid()%500*20; base < 32000; base += 20 {
 		free := true
-		for _, offset := range []int{0, 1, 2, 3, 100, 101, 102, 103, 200, 201, 202} {
+		for _, offset := range []int{0, 1, 2, 3, 15, 16, 100, 101, 102, 103, 200, 201, 202} {
 			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+offset))
 			if err == nil {
 				err = l.Close()

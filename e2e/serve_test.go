@@ -19,6 +19,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/localcluster"
@@ -226,6 +229,8 @@ func TestServe(t *testing.T) {
 	answered := 0
 	for worker := range 4 {
 		loads.Go(func() {
+			pace := time.NewTicker(5 * time.Millisecond)
+			defer pace.Stop()
 			for i := worker; load.Err() == nil; i++ {
 				from := i * 7 % (len(s.lines) - 3)
 				got, err := post(ctx, web, url+"/v1/score", "text/csv", s.header+strings.Join(s.lines[from:from+3], ""))
@@ -234,12 +239,20 @@ func TestServe(t *testing.T) {
 					failed = append(failed, s.same(from, got, err))
 				}
 				mu.Unlock()
-				time.Sleep(5 * time.Millisecond)
+				<-pace.C
 			}
 		})
 	}
 	c.killAll(leads[:1])
-	time.Sleep(maxAge) // no copy of a row is that new
+	killed := time.Now()
+	if err := poll(ctx, func() error { // until no copy of a row is from before
+		if time.Since(killed) < maxAge {
+			return errors.New("copies may be older")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	c.restartAll(leads[:1])
 	stop()
 	loads.Wait()
@@ -259,12 +272,14 @@ func TestServe(t *testing.T) {
 	away := time.Now()
 	c.killAll(c.Servers())
 	answered = 0
+	pace := time.NewTicker(20 * time.Millisecond)
+	defer pace.Stop()
 	for time.Since(away) < maxAge/4 { // a copy lasts at least 3/8 of it
 		if err := hot(); err != nil {
 			t.Fatalf("%v after the servers were gone, rows that were there: %v", time.Since(away), err)
 		}
 		answered++
-		time.Sleep(20 * time.Millisecond)
+		<-pace.C
 	}
 	var refused statusError
 	err = poll(ctx, func() error {
@@ -375,7 +390,8 @@ func (s *served) metrics(t *testing.T, web *http.Client, url string) {
 	for _, want := range []string{`rowraft_serve_requests_total{code="ok",protocol="http"}`,
 		`rowraft_serve_requests_total{code="ok",protocol="grpc"} 2`,
 		`rowraft_serve_requests_total{code="InvalidArgument",protocol="grpc"} 1`, "rowraft_serve_ready 1",
-		"rowraft_serve_request_seconds_bucket", "rowraft_serve_weights_age_seconds_bucket", "rowraft_serve_waiting_examples 0",
+		"rowraft_serve_request_seconds_bucket", "rowraft_serve_weights_age_seconds_bucket",
+		"rowraft_serve_waiting_examples 0",
 		"rowraft_serve_copied_rows_total ", "rowraft_serve_rows_total ", "rowraft_serve_batch_examples_bucket"} {
 		if !bytes.Contains(text, []byte(want)) {
 			t.Errorf("no %s in the metrics", want)
@@ -383,5 +399,88 @@ func (s *served) metrics(t *testing.T, web *http.Client, url string) {
 	}
 	if bytes.Contains(text, []byte("rowraft_serve_copied_rows_total 0\n")) {
 		t.Error("no row came from a copy")
+	}
+}
+
+// TestServeAnExport: an export is served without a cluster, with the predictions of predict.
+func TestServeAnExport(t *testing.T) {
+	c := start(t, localcluster.Options{Servers: 1, Shards: 1})
+	s := trainServed(t, strings.Join(c.Endpoints(), ","), "--insecure")
+	dir := filepath.Join(t.TempDir(), "exported")
+	p := spawn(t, "rowraft-trainer", "export", "--model", s.model, "--to", dir, "--endpoints",
+		strings.Join(c.Endpoints(), ","), "--insecure")
+	if code := p.code(t, patience); code != 0 {
+		t.Fatalf("exit code %d: %s", code, &p.stderr)
+	}
+	ports, web, ctx := freePorts(t, 1), &http.Client{}, deadline(t, patience)
+	p = spawn(t, "rowraft-trainer", "serve", "--from", dir, "--insecure", "--listen", ports[0], "--grpc-listen", "")
+	if err := poll(ctx, func() error { return getOK(ctx, web, "http://"+ports[0]+"/readyz") }); err != nil {
+		t.Fatalf("%v: %s", err, &p.stderr)
+	}
+	got, err := post(ctx, web, "http://"+ports[0]+"/v1/score", "text/csv", s.header+strings.Join(s.lines, ""))
+	if err := s.same(0, got, err); err != nil || len(got) != len(s.lines) {
+		t.Errorf("%d predictions, %v", len(got), err)
+	}
+}
+
+// TestServeWithCertificates: serve works with the certificate of a reader, and answers callers that may read the tables
+// of the model.
+func TestServeWithCertificates(t *testing.T) {
+	needBinaries(t)
+	lab := newCertificates(t, "lab")
+	lab.rowraft("server", "--name", "server")
+	client := func(role, name, tables string) []string {
+		lab.rowraft("client", "--role", role, "--name", name, "--tables", tables, "--host", "127.0.0.1")
+		return lab.flags(name)
+	}
+	trainer, reader := client("trainer", "ctr", "served.*"), client("reader", "scores", "served.*")
+	client("reader", "other", "clicks.*")
+	ready := filepath.Join(t.TempDir(), "ready")
+	spawn(t, "rowraft", append(lab.flags("server"), "server", "--with-scheduler", "--servers", "1", "--shards", "1",
+		"--data-dir", filepath.Join(t.TempDir(), "n1"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0",
+		"--ready-file", ready, "--profile", "fast", "--disk-stall-limit", "60s")...)
+	says(t, ready, "}")
+	var at struct {
+		Addr string `json:"addr"`
+	}
+	readJSON(t, ready, &at)
+	s := trainServed(t, at.Addr, trainer...)
+	ports, ctx := freePorts(t, 2), deadline(t, patience)
+	p := spawn(t, "rowraft-trainer", append([]string{"serve", s.model, "--endpoints", at.Addr, "--listen", ports[0],
+		"--grpc-listen", ports[1]}, reader...)...)
+	web := func(name string) *http.Client {
+		return &http.Client{Transport: &http.Transport{TLSClientConfig: lab.tls(name)}}
+	}
+	url := "https://" + ports[0]
+	if err := poll(ctx, func() error { return getOK(ctx, web(""), url+"/readyz") }); err != nil { // a probe has none
+		t.Fatalf("%v: %s", err, &p.stderr)
+	}
+	got, err := post(ctx, web("scores"), url+"/v1/score", "text/csv", s.header+strings.Join(s.lines, ""))
+	if err := s.same(0, got, err); err != nil {
+		t.Error(err)
+	}
+	for name, want := range map[string]string{"": "no certificate", "other": "served.embeddings"} {
+		var refused statusError
+		_, err := post(ctx, web(name), url+"/v1/score", "text/csv", s.header+s.lines[0])
+		if !errors.As(err, &refused) || refused.status != http.StatusForbidden || !strings.Contains(refused.text, want) {
+			t.Errorf("a caller with the certificate %q: %v", name, err)
+		}
+	}
+	for name, want := range map[string]codes.Code{"scores": codes.OK, "other": codes.PermissionDenied} {
+		conn, err := grpc.NewClient(ports[1], grpc.WithTransportCredentials(credentials.NewTLS(lab.tls(name))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = servingv1.NewScoringClient(conn).Score(ctx, &servingv1.ScoreRequest{Lines: []byte(s.header + s.lines[0])})
+		if status.Code(err) != want {
+			t.Errorf("gRPC with the certificate %s: %v, want %v", name, err, want)
+		}
+		conn.Close()
+	}
+	if err := getOK(ctx, web(""), url+"/metrics"); err == nil {
+		t.Error("the metrics are there without a certificate")
+	}
+	if err := getOK(ctx, &http.Client{}, "http://"+ports[0]+"/readyz"); err == nil {
+		t.Error("the port answers plaintext")
 	}
 }

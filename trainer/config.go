@@ -113,7 +113,6 @@ type DataConfig struct {
 	MaxBad        float64 `yaml:"max_bad"` // share of bad lines that is skipped; 0: the first one ends the run
 
 	Unlabelled bool `yaml:"-" json:",omitempty"` // the labels are not read
-	Requests   bool `yaml:"-" json:",omitempty"` // the examples of Described come from requests: see Served
 	KeepLines  bool `yaml:"-" json:",omitempty"` // batches keep the lines of their examples
 	NoFit      bool `yaml:"-" json:",omitempty"` // of data.Options
 

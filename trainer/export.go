@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/data/request"
 	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/state"
@@ -28,8 +29,8 @@ func OpenModel(ctx context.Context, cfg Config, t tables.Tables) (*Model, error)
 			return nil, err
 		}
 	}
-	if s := cfg.Data.Described; s != nil && len(s.Categorical) > 0 && !s.Fitted() {
-		cfg.set = noExamples{s}
+	if s := cfg.Data.Described; s != nil && s.Complete() {
+		cfg.set = request.NoExamples{Schema: s}
 	} else {
 		var err error
 		if cfg.set, err = cfg.OpenData(); err != nil {
@@ -42,29 +43,6 @@ func OpenModel(ctx context.Context, cfg Config, t tables.Tables) (*Model, error)
 
 // TrainedModel returns the model that j has trained. Call it after Run.
 func TrainedModel(j *Job) *Model { return &Model{job: j, trained: true} }
-
-// noExamples is a data set of which only the schema is known.
-type noExamples struct{ schema *data.Schema }
-
-// Shape implements [data.Set].
-func (n noExamples) Shape() data.Shape { return n.schema.Shape() }
-
-// Train implements [data.Set].
-func (n noExamples) Train(int64, int, int) (data.Source, error) { return nil, errNoExamples }
-
-// Held implements [data.Set].
-func (n noExamples) Held() (data.Source, error) { return nil, errNoExamples }
-
-// TrainSize implements [data.Set].
-func (n noExamples) TrainSize() int64 { return 0 }
-
-// HeldSize implements [data.Set].
-func (n noExamples) HeldSize() int64 { return 0 }
-
-// Name implements [data.Set].
-func (n noExamples) Name() string { return "no data" }
-
-var errNoExamples = rowraft.Errorf(rowraft.CodePrecondition, "the model was opened without examples")
 
 // Config returns the configuration of the job. Its schema is complete.
 func (m *Model) Config() *Config { return &m.job.cfg }

@@ -17,8 +17,7 @@ func (c *Config) validateModel() error {
 	d := &c.Data
 	kind, known := models.Find(c.Model.kind())
 	sources := 0
-	for _, given := range []bool{len(d.File) > 0, d.Follow != "", d.Images != "" || d.Labels != "", c.Generator != nil,
-		d.Requests} {
+	for _, given := range []bool{len(d.File) > 0, d.Follow != "", d.Images != "" || d.Labels != "", c.Generator != nil} {
 		if given {
 			sources++
 		}

@@ -1,13 +1,10 @@
 package trainer
 
 import (
-	"context"
 	"os"
 
 	"github.com/rowraft/rowraft/trainer/accel"
-	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
-	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/serving"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -28,69 +25,22 @@ func LoadServed(path string) (Config, error) {
 	return model, err
 }
 
-// Served returns the model of a job for package serving, with its weights in t. It makes c a job whose examples come
-// from requests, with a complete schema: if the schema standardizes by the training examples, it reads these.
+// Served returns the model for package serving. The tables of OpenModel must create none: [tables.OpenCluster].
 //
-// The tables of the job must exist, and t must create none: [tables.OpenCluster].
-//
-// Errors: CodeInvalidArgument for a bad configuration, and for a job whose examples no request can have; those of t.
-func Served(ctx context.Context, c *Config, t tables.Tables) (*serving.Model, error) {
-	if err := serveRequests(c); err != nil {
-		return nil, err
+// Errors: CodeInvalidArgument if no request can have the examples; CodePrecondition if the trainers keep weights.
+func (m *Model) Served() (*serving.Model, error) {
+	c := m.Config()
+	if c.Data.Described == nil {
+		return nil, invalid("job %s learns from generated examples or images, which no request has: want a job with a schema",
+			c.Job)
 	}
-	shape := c.Data.Described.Shape()
-	j := &Job{cfg: *c, tables: t, shape: shape, fields: newFields(c, shape.Categorical),
-		report: report.NewReport(0, func(report.Event) {})}
+	if m.job.hybrid != nil {
+		return nil, errElsewhere
+	}
 	backend, _, err := accel.Open(c.Device)
 	if err != nil {
 		return nil, err
 	}
-	open := func() (models.Model, error) { return c.newModel(backend, shape, c.Batch) }
-	first, err := open()
-	if err != nil {
-		return nil, err
-	}
-	if j.layout, err = c.newLayout(first.Params()); err != nil {
-		return nil, err
-	}
-	if err := j.openTables(ctx); err != nil {
-		return nil, err
-	}
-	return &serving.Model{Shape: shape, Batch: c.Batch, Fields: j.fields, Dense: j.layout, New: open}, nil
-}
-
-// serveRequests replaces the data of c by requests.
-func serveRequests(c *Config) error {
-	d := &c.Data
-	if d.Described == nil && d.Schema == "" {
-		return invalid("job %s learns from generated examples or images, which no request has: want a job with a schema",
-			c.Job)
-	}
-	if c.trainersKeepWeights() {
-		return errElsewhere
-	}
-	var err error
-	if d.Described == nil {
-		if d.Described, err = data.LoadSchema(d.Schema); err != nil {
-			return err
-		}
-	}
-	if len(d.File) > 0 && !d.Described.Complete() {
-		if err := c.Validate(); err != nil {
-			return err
-		}
-		if _, err := c.OpenData(); err != nil {
-			return err
-		}
-	}
-	c.Data = DataConfig{Described: d.Described, Requests: true}
-	c.Generator, c.Validation, c.Audit, c.Threads = nil, nil, false, 1
-	if err := c.Validate(); err != nil {
-		return err
-	}
-	if !c.Data.Described.Complete() {
-		return invalid("job %s: the schema depends on the training examples, which are not there: give the file of train "+
-			"--save-model", c.Job)
-	}
-	return nil
+	return &serving.Model{Shape: m.job.shape, Batch: c.Batch, Fields: m.job.fields, Dense: m.job.layout,
+		New: func() (models.Model, error) { return c.newModel(backend, m.job.shape, c.Batch) }}, nil
 }

@@ -69,7 +69,11 @@ func everyKindFile(t *testing.T, n int) (file, schema string) {
 // scorerOf returns a scorer of the model over tables of this process.
 func scorerOf(t *testing.T, model Config, to *tables.Local, o serving.Options) (*serving.Scorer, *request.Parser) {
 	t.Helper()
-	m, err := Served(t.Context(), &model, to)
+	opened, err := OpenModel(t.Context(), model, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := opened.Served()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +83,7 @@ func scorerOf(t *testing.T, model Config, to *tables.Local, o serving.Options) (
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	p, err := request.NewParser(model.Data.Described)
+	p, err := request.NewParser(opened.Config().Data.Described)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +164,10 @@ func TestServedJobs(t *testing.T) {
 		cfg := tinyConfig(0, 0)
 		cfg.Generator, cfg.Data.File, cfg.Data.Schema = nil, data.Paths{file}, schema
 		change(&cfg)
-		_, err := Served(t.Context(), &cfg, to)
+		m, err := OpenModel(t.Context(), cfg, to)
+		if err == nil {
+			_, err = m.Served()
+		}
 		return err
 	}
 	if err := job(func(*Config) {}); err != nil { // standardized by its training examples

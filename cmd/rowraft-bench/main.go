@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/mnist"
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/redisload"
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/rowstore"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scoring"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/scheduler"
 )
@@ -57,6 +58,7 @@ Exit codes are those of rowraft; 3 says that a figure missed its bar (--check).`
 		root.AddCommand(measurements[i].command(&format))
 	}
 	root.AddCommand(rowstore.NewCommand(&format), rowstore.NewTierCommand(&format), mnist.NewCommand(&format),
+		scoring.NewCommand(&format),
 		redisload.NewCommand(), newProbeCommand())
 	cli.MakeGroup(root)
 	return root

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -16,6 +15,8 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/exported"
 	"github.com/rowraft/rowraft/trainer/serving"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -32,24 +33,36 @@ type serveOptions struct {
 func newServe() *cobra.Command {
 	o := &serveOptions{}
 	cmd := &cobra.Command{
-		Use: "serve JOB.yaml", Short: "Answer requests for predictions over HTTP and gRPC",
+		Use: "serve [JOB.yaml]", Short: "Answer requests for predictions over HTTP and gRPC",
 		Long: `Serve computes predictions of a trained model for the examples of requests, over HTTP (POST /v1/score, JSON or lines
 of the data's format) and gRPC (rowraft.serving.v1.Scoring). JOB.yaml is the file of a job, or of train --save-model.
 The weights are those that the cluster has now: no older than reads.max_age of the job (--max-age), 10 s by default.
-Nothing is written: a certificate of the role reader is enough, and an unknown id has its initial weights.
+Nothing is written: a certificate of the role reader is enough, and an unknown id has its initial weights. With --from
+the model and its weights are those of rowraft-trainer export, and no cluster is needed.
 
 SIGINT and SIGTERM end it after the requests that have begun.`,
 		Example: "  rowraft-trainer serve ctr.model --endpoints 127.0.0.1:7070 --insecure\n" +
-			"  rowraft-trainer serve job.yaml --endpoints 10.0.0.1:7070 --certs certs --listen 10.0.0.9:7500",
-		Args: cli.OneArg("the file of a job or a model"),
+			"  rowraft-trainer serve job.yaml --endpoints 10.0.0.1:7070 --certs certs --listen 10.0.0.9:7500\n" +
+			"  rowraft-trainer serve --from exported --insecure",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if o.from == "" {
+				return cli.OneArg("the file of a job or a model, or --from DIRECTORY")(cmd, args)
+			}
+			return cli.NoArgs(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.notes = cmd.ErrOrStderr()
-			return o.serve(cmd.Context(), args[0], cmd.OutOrStdout())
+			open := o.openExport
+			if o.from == "" {
+				open = func(ctx context.Context) (*weightsSource, error) { return o.openCluster(ctx, args[0]) }
+			}
+			return o.serve(cmd.Context(), open, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&o.endpoints, "endpoints", nil, "host:port of one or more servers; the others are found")
 	o.securityFlags(f)
+	f.StringVar(&o.from, "from", "", "directory of rowraft-trainer export, instead of JOB.yaml and a cluster")
 	f.StringVar(&o.to.HTTP, "listen", "127.0.0.1:7500", "host:port of HTTP; empty: none")
 	f.StringVar(&o.to.GRPC, "grpc-listen", "127.0.0.1:7501", "host:port of gRPC; empty: none")
 	f.DurationVar(&o.maxAge, "max-age", 0, "how old weights may be; default reads.max_age of the job, or 10s")
@@ -78,46 +91,72 @@ func (o *options) securityFlags(f *pflag.FlagSet) {
 	cli.ExclusiveSecurity(f)
 }
 
-// load returns the job.
-func (o *serveOptions) load(path string) (trainer.Config, error) {
-	cfg, err := trainer.LoadServed(path)
-	if err != nil {
-		return cfg, err
-	}
-	over(len(o.endpoints) > 0, &cfg.Endpoints, o.endpoints)
-	cfg.Patience = o.patience
-	if o.maxAge != 0 {
-		cfg.Reads = tables.ReadConfig{Mode: "bounded", MaxAge: o.maxAge, MaxLag: cfg.Reads.MaxLag}
-	}
+// check returns the first problem of the flags.
+func (o *serveOptions) check() error {
 	l := &o.to.Limits
 	switch {
-	case len(cfg.Endpoints) == 0:
-		return cfg, cli.DevHint(cli.Usagef("no cluster: give --endpoints host:port"))
 	case o.insecure != o.tls.IsZero():
-		return cfg, cli.DevHint(
-			cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback"))
+		return cli.DevHint(cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback"))
+	case o.from != "" && (len(o.endpoints) > 0 || o.maxAge != 0):
+		return cli.Usagef("--from has the model and its weights: remove --endpoints and --max-age")
 	case o.to.HTTP == "" && o.to.GRPC == "":
-		return cfg, cli.Usagef("--listen and --grpc-listen are empty: there is nothing to serve")
+		return cli.Usagef("--listen and --grpc-listen are empty: there is nothing to serve")
 	case o.maxAge < 0 || o.patience <= 0 || l.Timeout <= 0:
-		return cfg, cli.Usagef("--max-age, --patience and --timeout: want more than 0")
+		return cli.Usagef("--max-age, --patience and --timeout: want more than 0")
 	case l.Examples < 1 || l.Bytes < 1 || l.Bytes > 1<<30 || l.Queue < l.Examples:
-		return cfg, cli.Usagef("--max-examples %d, --max-bytes %d, --queue %d: want at least 1, at most 1 GiB, and no "+
+		return cli.Usagef("--max-examples %d, --max-bytes %d, --queue %d: want at least 1, at most 1 GiB, and no "+
 			"less than --max-examples", l.Examples, l.Bytes, l.Queue)
 	}
-	return cfg, nil
+	return nil
+}
+
+// weightsSource is a model that can be served.
+type weightsSource struct {
+	model  *serving.Model
+	schema *data.Schema
+	rows   serving.Rows
+	maxAge time.Duration
+	copies func() server.Copies // nil: there are none
+	close  func() error
+}
+
+// open opens the model of a job, with its weights in t.
+func (w *weightsSource) open(ctx context.Context, cfg trainer.Config, t tables.Tables) error {
+	m, err := trainer.OpenModel(ctx, cfg, t)
+	if err != nil {
+		return err
+	}
+	w.schema = m.Config().Data.Described
+	w.model, err = m.Served()
+	return err
+}
+
+// openExport opens the model of --from.
+func (o *serveOptions) openExport(ctx context.Context) (*weightsSource, error) {
+	m, err := exported.Open(ctx, o.from)
+	if err != nil {
+		return nil, err
+	}
+	w := &weightsSource{rows: serving.Still(m), close: func() error { return nil }}
+	return w, w.open(ctx, m.Config(), m)
 }
 
 // servedCache is the memory for copies of rows of a job without cache.bytes.
 const servedCache = "64MiB"
 
-// drain is how long serve waits at its end for requests that have begun.
-const drain = 20 * time.Second
-
-// serve serves until ctx ends.
-func (o *serveOptions) serve(ctx context.Context, path string, out io.Writer) error {
-	cfg, err := o.load(path)
+// openCluster opens the model of a job or a saved model, whose weights are in a cluster.
+func (o *serveOptions) openCluster(ctx context.Context, path string) (_ *weightsSource, err error) {
+	cfg, err := trainer.LoadServed(path)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	over(len(o.endpoints) > 0, &cfg.Endpoints, o.endpoints)
+	if len(cfg.Endpoints) == 0 {
+		return nil, cli.DevHint(cli.Usagef("no cluster: give --endpoints host:port"))
+	}
+	cfg.Patience = o.patience
+	if o.maxAge != 0 {
+		cfg.Reads = tables.ReadConfig{Mode: "bounded", MaxAge: o.maxAge, MaxLag: cfg.Reads.MaxLag}
 	}
 	reads, maxAge := serving.Reads(cfg.Reads)
 	if cfg.Cache.Bytes == "" && maxAge > 0 {
@@ -125,34 +164,56 @@ func (o *serveOptions) serve(ctx context.Context, path string, out io.Writer) er
 	}
 	c, err := o.dial(ctx, &cfg)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer c.Close()
-	cfg.Cache = trainer.CacheConfig{} // it is that of the client, and its limit is not that of training
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	cfg.Cache = trainer.CacheConfig{} // its limit is that of training
 	t := tables.OpenCluster(c)
 	t.SetReads(reads)
-	model, err := trainer.Served(ctx, &cfg, t)
-	if err != nil {
-		return err
-	}
-	s := o.to
-	s.TLS, s.Schema, s.Log = o.tls, cfg.Data.Described, slog.New(slog.NewTextHandler(os.Stderr, nil))
-	for i := range model.Fields.Tables {
-		s.Tables = append(s.Tables, model.Fields.Tables[i].Name)
+	w := &weightsSource{rows: t, maxAge: maxAge, close: c.Close}
+	if err = w.open(ctx, cfg, t); err != nil {
+		return nil, err
 	}
 	if maxAge > 0 {
-		s.Copies = func() server.Copies {
+		w.copies = func() server.Copies {
 			n := c.Copies()
 			return server.Copies{Rows: n.Hits, Age: time.Duration(n.Age), Evicted: n.Evicted}
 		}
 	}
-	s.NewScorer = func(so serving.Options) (*serving.Scorer, error) {
-		so.MaxAge = maxAge
-		first, cancel := context.WithTimeout(ctx, cfg.Patience)
-		defer cancel()
-		return serving.New(first, *model, t, so)
+	return w, nil
+}
+
+// drain is how long serve waits at its end for requests that have begun.
+const drain = 20 * time.Second
+
+// serve serves until ctx ends.
+func (o *serveOptions) serve(ctx context.Context, open func(context.Context) (*weightsSource, error),
+	out io.Writer) error {
+	if err := o.check(); err != nil {
+		return err
 	}
-	running, err := server.Start(s)
+	from, err := open(ctx)
+	if err != nil {
+		return err
+	}
+	defer from.close()
+	to := o.to
+	to.TLS, to.Schema, to.Copies = o.tls, from.schema, from.copies
+	to.Log = slog.New(slog.NewTextHandler(o.notes, nil))
+	for i := range from.model.Fields.Tables {
+		to.Tables = append(to.Tables, from.model.Fields.Tables[i].Name)
+	}
+	to.NewScorer = func(so serving.Options) (*serving.Scorer, error) {
+		so.MaxAge = from.maxAge
+		first, cancel := context.WithTimeout(ctx, o.patience)
+		defer cancel()
+		return serving.New(first, *from.model, from.rows, so)
+	}
+	running, err := server.Start(to)
 	if err != nil {
 		return err
 	}

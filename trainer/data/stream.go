@@ -36,6 +36,9 @@ func (p Paths) String() string { return strings.Join(p, ", ") }
 
 // expand returns the files that p names, those of a pattern in the order of their names.
 func (p Paths) expand() (out []string, err error) {
+	if len(p) == 0 {
+		return nil, invalid("no data: no file of examples is given")
+	}
 	for _, name := range p {
 		info, err := os.Stat(name)
 		switch {

@@ -24,7 +24,7 @@ type Rows interface {
 	PullAged(ctx context.Context, segs []tables.Segment) (age time.Duration, err error)
 }
 
-// Still makes Rows of tables that no other process changes: [tables.Local], or a model in files.
+// Still makes Rows of tables that do not change while they are served, such as a model in files. They never age.
 func Still(t tables.Tables) Rows { return still{t} }
 
 type still struct{ tables.Tables }
@@ -45,7 +45,8 @@ type Model struct {
 
 // Options of a Scorer.
 type Options struct {
-	// MaxAge bounds the age of weights. 0: each batch pulls all of its rows and the dense weights from the servers.
+	// MaxAge bounds the age of weights, but for those of Still. 0: each batch pulls all of its rows and the dense weights
+	// from the servers.
 	MaxAge time.Duration
 	// Timeout bounds a request without a deadline of its own.
 	Timeout time.Duration
@@ -63,9 +64,9 @@ type Batch struct {
 }
 
 // pullAge is the bound of the age of rows at their servers, and copyAge that of copies of them: both together are at
-// most MaxAge. A replica that hears its leader is much newer than a quarter of it. A copy is used up to half of copyAge,
-// and up to the whole while the cluster does not answer: so the rows of recent requests are there for half of copyAge or
-// longer.
+// most MaxAge. A replica that hears its leader is much newer than a quarter of it. A copy is used up to half of
+// copyAge, and up to the whole while the cluster does not answer: so the rows of recent requests are there for half of
+// copyAge or longer.
 func (o *Options) pullAge() time.Duration { return o.MaxAge / 4 }
 
 func (o *Options) copyAge() time.Duration { return o.MaxAge - o.pullAge() }
@@ -89,6 +90,7 @@ type Scorer struct {
 	model Model
 	rows  Rows
 	opt   Options
+	still bool // the rows never age
 	tasks int
 	queue *queue
 	clock *elapsed.Clock
@@ -120,6 +122,7 @@ func New(ctx context.Context, m Model, rows Rows, o Options) (*Scorer, error) {
 	s := &Scorer{model: m, rows: rows, opt: o, tasks: max(m.Shape.Labels, 1), queue: newQueue(o.Queue),
 		clock: elapsed.NewClock(elapsed.BootTime), compute: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		renew: make(chan struct{}, 1)}
+	_, s.still = rows.(still)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	var workers []*worker
 	for range cap(s.compute) + pullers {
@@ -130,12 +133,14 @@ func New(ctx context.Context, m Model, rows Rows, o Options) (*Scorer, error) {
 		}
 		workers = append(workers, w)
 	}
-	if o.MaxAge > 0 {
+	if !s.pulledEach() {
 		if err := s.pullDense(ctx); err != nil {
 			s.cancel()
 			return nil, fmt.Errorf("dense weights: %w", err)
 		}
-		s.rest.Go(s.keepDense)
+		if !s.still {
+			s.rest.Go(s.keepDense)
+		}
 	}
 	for _, w := range workers {
 		s.work.Go(w.run)
@@ -201,9 +206,12 @@ func (s *Scorer) why() string {
 	return ""
 }
 
+// pulledEach reports whether each batch pulls the dense weights.
+func (s *Scorer) pulledEach() bool { return s.opt.MaxAge == 0 && !s.still }
+
 // Ready returns why requests cannot be answered; nil if they can.
 func (s *Scorer) Ready() error {
-	if s.opt.MaxAge == 0 {
+	if s.pulledEach() {
 		return nil
 	}
 	_, _, err := s.current()
@@ -213,6 +221,9 @@ func (s *Scorer) Ready() error {
 // current returns the dense weights and their age.
 func (s *Scorer) current() (*weights, time.Duration, error) {
 	d := s.now.Load()
+	if s.still {
+		return d, 0, nil
+	}
 	age := time.Duration(s.clock.Now() - d.asOf)
 	if age > s.opt.MaxAge {
 		return nil, age, rowraft.Errorf(rowraft.CodeTooStale, "the dense weights are %v old, older than %v (reads.max_age)%s",

@@ -36,7 +36,7 @@ func (s *Scorer) newWorker() (*worker, error) {
 	}
 	w := &worker{s: s, model: model, data: data.NewBatch(m.Batch, m.Shape)}
 	w.batch = models.Batch{Labels: w.data.Labels, Dense: w.data.Dense, Fields: make([]float32, m.Batch*m.Fields.Width)}
-	if s.opt.MaxAge == 0 {
+	if s.pulledEach() {
 		w.rows, w.flat = make([]float32, m.Dense.Rows*dense.Width), make([]float32, len(m.Dense.Initial))
 	}
 	return w, nil
@@ -155,7 +155,7 @@ func (w *worker) pull(copyAge, patience time.Duration, done *Batch) (flat []floa
 	m := &w.s.model
 	w.segs = w.pooled.Segments(m.Fields, w.segs[:0], w.pooled.Weights)
 	done.Rows = tables.CountRows(w.segs)
-	each := w.s.opt.MaxAge == 0
+	each := w.s.pulledEach()
 	if each {
 		w.segs = m.Dense.Segments(w.segs, w.rows)
 	} else {

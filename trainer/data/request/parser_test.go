@@ -118,10 +118,11 @@ func TestRequestsAreParsedAsFiles(t *testing.T) {
 		values                         []Example
 	}{
 		{"every kind", "kinds.csv", kindsText, kindsSchema, kindsJSON, kindsValues()},
-		{"libsvm", "a.svm", "1 3:1.5 4:0.1 9:1e-3 # x\n-1 qid:1 5:2\n0\n",
-			"format: libsvm\ndense: [{position: 3, transform: log1p}]\ncategorical:\n  - {name: a, indices: [4, 9]}\n",
-			`{"examples": [{"column 3": 1.5, "a": [[4, 0.1], [9, 1e-3]]}, {"a": {"5": 2}}, {}]}`,
-			[]Example{{"column 3": {Text: "1.5"}, "a": {List: []string{"4", "9"}, Weights: []float64{0.1, 1e-3}}},
+		{"libsvm", "a.svm", "1 3:16777217 4:0.1 9:1e-3 # x\n-1 qid:1 5:2\n0\n",
+			"format: libsvm\ndense: [{position: 3, transform: standardize, mean: 16777216, std: 1}]\ncategorical:\n" +
+				"  - {name: a, indices: [4, 9]}\n",
+			`{"examples": [{"column 3": 16777217, "a": [[4, 0.1], [9, 1e-3]]}, {"a": {"5": 2}}, {}]}`,
+			[]Example{{"column 3": {Text: "16777217"}, "a": {List: []string{"4", "9"}, Weights: []float64{0.1, 1e-3}}},
 				{"a": {List: []string{"5"}, Weights: []float64{2}}}, {}}},
 		{"no header, trimmed", "b.tsv", " 1 \t x \t 2.5 \n0\ty\t\n",
 			"format: tsv\nheader: false\ntrim: true\nlabel: {position: 1}\ncategorical: [{position: 2, name: id}]\n" +
