@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/copies"
 	"github.com/rowraft/rowraft/trainer/serving"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -128,7 +129,7 @@ func (o *serveOptions) serve(ctx context.Context, path string, out io.Writer) er
 		return err
 	}
 	defer c.Close()
-	cfg.Cache = trainer.CacheConfig{} // it is that of the client, and its limit is not that of training
+	cfg.Cache = copies.Config{} // it is that of the client, and its limit is not that of training
 	t := tables.OpenCluster(c)
 	t.SetReads(reads)
 	model, err := trainer.Served(ctx, &cfg, t)
