@@ -140,7 +140,7 @@ func (j *Job) openModel() error {
 		return err
 	}
 	if j.cfg.Cache.On == copies.Device {
-		if j.deviceRows, err = j.cfg.newDeviceRows(backend, j.shape, j.fields); err != nil {
+		if j.deviceRows, err = newDeviceRows(backend, &j.cfg, j.shape, j.fields); err != nil {
 			return err
 		}
 	}

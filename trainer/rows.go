@@ -76,7 +76,7 @@ func (j *Job) rowSegments(w *work, values []float32) []tables.Segment {
 }
 
 // newDeviceRows returns the copies of rows on the device of backend.
-func (c *Config) newDeviceRows(backend *accel.Backend, s data.Shape, f *pool.Fields) (*ondevice.Rows, error) {
+func newDeviceRows(backend *accel.Backend, c *Config, s data.Shape, f *pool.Fields) (*ondevice.Rows, error) {
 	m := &c.Model
 	return ondevice.New(backend, ondevice.Job{
 		Kind: m.kind(), Threads: c.Threads, Bytes: c.Cache.Size(), Shape: s, Tables: len(f.Tables),

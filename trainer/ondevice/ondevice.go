@@ -21,8 +21,8 @@ import (
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
-// Rows are the copies of a model's rows. Batches pass ToPull, Send and Step in one order. One goroutine calls ToPull and
-// Send, and one Step.
+// Rows are the copies of a model's rows. Batches pass ToPull, Send and Step in one order. One goroutine calls ToPull
+// and Send, and one Step.
 type Rows struct {
 	backend *accel.Backend
 	c       models.DLRMGraphConfig
@@ -175,8 +175,8 @@ func (r *Rows) Step(b *Batch, batch *models.Batch, params []float32, out *models
 	return err
 }
 
-// Run computes a batch that was sent, and sets out and the gradients of the rows of p. A nil r computes it with m, and the
-// rows on the host.
+// Run computes a batch that was sent, and sets out and the gradients of the rows of p. A nil r computes it with m, and
+// the rows on the host.
 func (r *Rows) Run(m models.Model, b *Batch, p *pool.Rows, f *pool.Fields, d *data.Batch, batch *models.Batch,
 	params []float32, out *models.Result) error {
 	if r != nil {
