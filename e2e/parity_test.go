@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/copies"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/tableconf"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -28,14 +29,16 @@ func TestParity(t *testing.T) {
 		name, optimizer string
 		steps           int64
 		kill            bool
+		onDevice        bool // copies of up to 8 steps on the device
 	}{
-		{"adagrad", "adagrad", 120, false},
-		{"adagrad, every leader killed", "adagrad", 120, true},
-		{"sgd, weights in bfloat16", "sgd", 40, false},
-		{"adam", "adam", 40, false},
-		{"adam, every leader killed", "adam", 60, true},
-		{"rowwise-adagrad, decayed, weights in bfloat16", "rowwise-adagrad", 30, false},
-		{"ftrl with a schedule", "ftrl", 30, false},
+		{"adagrad", "adagrad", 120, false, false},
+		{"adagrad, every leader killed", "adagrad", 120, true, false},
+		{"sgd, weights in bfloat16", "sgd", 40, false, false},
+		{"adam", "adam", 40, false, false},
+		{"adam, every leader killed", "adam", 60, true, false},
+		{"rowwise-adagrad, decayed, weights in bfloat16", "rowwise-adagrad", 30, false, false},
+		{"ftrl with a schedule", "ftrl", 30, false, false},
+		{"copies on the device, every leader killed", "adagrad", 500, true, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if !tc.kill {
@@ -43,6 +46,9 @@ func TestParity(t *testing.T) {
 			}
 			c := &cluster{Cluster: c.Cluster, t: t}
 			cfg := smallJob(fmt.Sprintf("parity%d", time.Now().UnixNano()), tc.optimizer, tc.steps)
+			if tc.onDevice {
+				cfg.Cache = copies.Config{Bytes: "1MiB", On: copies.Device, Staleness: copies.Limit{Steps: 8}}
+			}
 			decay, l1 := float32(0.01), float32(0.001)
 			switch tc.optimizer {
 			case "rowwise-adagrad":

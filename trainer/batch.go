@@ -5,6 +5,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/ondevice"
 	"github.com/rowraft/rowraft/trainer/pool"
 )
 
@@ -18,6 +19,8 @@ type work struct {
 	pooled pool.Rows    // of embeddings
 	delta  []float32    // rows of the dense table: the delta of each dense weight
 	flat   []float32    // dense weights, initial values included
+
+	onDevice ondevice.Batch // with copies of rows on the device
 
 	result     models.Result
 	denseGrads []float32  // rows of the dense table

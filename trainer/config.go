@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/accel"
+	"github.com/rowraft/rowraft/trainer/copies"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/member"
@@ -53,7 +54,7 @@ type Config struct {
 	Steps    int64             `yaml:"steps"`    // batches of this trainer; 0: as epochs implies
 	Patience time.Duration     `yaml:"patience"` // how long one pull or push may take before the run fails
 	Reads    tables.ReadConfig `yaml:"reads"`
-	Cache    CacheConfig       `yaml:"cache"`
+	Cache    copies.Config     `yaml:"cache"`
 
 	Data DataConfig `yaml:"data"`
 	// Validation are files whose examples are held out, in the format of data.file, which then is trained as a whole.
@@ -243,7 +244,7 @@ func (c *Config) Validate() error {
 	if err := c.Reads.Validate(); err != nil {
 		return err
 	}
-	if err := c.Cache.validate(c.Mode, c.Reads.Mode); err != nil {
+	if err := c.Cache.Validate(c.Mode, c.Reads.Mode); err != nil {
 		return err
 	}
 	if err := c.validateFollow(); err != nil {

@@ -25,7 +25,7 @@ func (j *Job) result() *report.Result {
 		AUC: nan, LogLoss: nan, Accuracy: nan, RMSE: nan, BestAUC: nan, BestLogLoss: nan,
 		PushesSent: c.Sent, PushesAcknowledged: c.Acknowledged, PushesUnknown: c.Unknown,
 		BatchesSkipped: c.Skipped, BatchesLate: c.Late, JobSteps: c.JobStep,
-		Copies:     copiesOf(&j.cfg, j.tables.Copies()),
+		Copies:     j.copies(),
 		FinishedAt: time.Now(),
 	}
 	if j.cfg.Audit {

@@ -11,11 +11,13 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/accel"
+	"github.com/rowraft/rowraft/trainer/copies"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/dense"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/ondevice"
 	"github.com/rowraft/rowraft/trainer/pool"
 	"github.com/rowraft/rowraft/trainer/ramp"
 	"github.com/rowraft/rowraft/trainer/report"
@@ -28,19 +30,21 @@ const grace = 20 * time.Second
 
 // Job is one trainer's share of a training job. [NewJob] makes it; [Job.Run] or [Job.Evaluate] uses it, once.
 type Job struct {
-	cfg      Config
-	tables   tables.Tables
-	set      data.Set
-	shape    data.Shape
-	model    models.Model
-	accel    *accel.Report
-	layout   *dense.Layout
-	hybrid   *hybrid // nil if the trainers keep no weights
-	mode     syncMode
-	ramp     *ramp.Ramp
-	progress *progress // nil if the trainers of the job count no pushes
-	steps    int64     // the run ends after this many steps; 0: at the end of the data
-	whole    int64     // steps that read all of the data if no other trainer joins; 0: unknown
+	cfg    Config
+	tables tables.Tables
+	set    data.Set
+	shape  data.Shape
+	model  models.Model
+	accel  *accel.Report
+
+	deviceRows *ondevice.Rows // nil without copies of rows on the device
+	layout     *dense.Layout
+	hybrid     *hybrid // nil if the trainers keep no weights
+	mode       syncMode
+	ramp       *ramp.Ramp
+	progress   *progress // nil if the trainers of the job count no pushes
+	steps      int64     // the run ends after this many steps; 0: at the end of the data
+	whole      int64     // steps that read all of the data if no other trainer joins; 0: unknown
 
 	fields               *pool.Fields
 	dense, audit, pushes rowraft.Schema
@@ -134,6 +138,11 @@ func (j *Job) openModel() error {
 	}
 	if j.layout, err = j.cfg.newLayout(j.model.Params()); err != nil {
 		return err
+	}
+	if j.cfg.Cache.On == copies.Device {
+		if j.deviceRows, err = newDeviceRows(backend, &j.cfg, j.shape, j.fields); err != nil {
+			return err
+		}
 	}
 	j.hybrid, err = newHybrid(j)
 	return err
@@ -395,9 +404,9 @@ func (j *Job) read(src feed, w *work) (err error) {
 func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error) error {
 	w.Segs = nil
 	if !w.Idle {
-		segs := j.rowSegments(w, w.pooled.Weights)
-		for i := range segs {
-			segs[i].Reuse = j.cfg.Cache.reuse(j.ramp, w.Step)
+		segs, err := j.deviceRows.ToPull(&w.onDevice, &w.pooled, j.fields, j.cfg.Cache.Reuse(j.ramp, w.Step))
+		if err != nil {
+			return err
 		}
 		w.Segs = j.layout.Segments(segs, w.delta)
 		w.Segs = j.progress.with(w.Segs, w.pushes[:])
@@ -405,6 +414,9 @@ func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error)
 	for {
 		err := j.pullOnce(ctx, w)
 		j.ramp.Reached(int64(w.pushes[0]))
+		if err == nil && !w.Idle {
+			return j.deviceRows.Send(&w.onDevice, &w.pooled, j.fields, w.data)
+		}
 		if err != mode.ErrBoundary {
 			return err
 		}
@@ -442,11 +454,10 @@ func (j *Job) compute(ctx context.Context, w *work) (push bool, err error) {
 	j.mode.Refresh(&w.Batch)
 	j.layout.Weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
-	w.pooled.Gather(j.fields, w.data, w.batch.Fields)
-	if err := j.model.Step(&w.batch, w.flat, &w.result); err != nil {
+	err = j.deviceRows.Run(j.model, &w.onDevice, &w.pooled, j.fields, w.data, &w.batch, w.flat, &w.result)
+	if err != nil {
 		return false, fmt.Errorf("step %d: %w", w.Step, err)
 	}
-	w.pooled.Scatter(j.fields, w.data, w.result.FieldGrads)
 	bad, skip := j.cfg.notFinite(&w.result, w.pooled.Grads)
 	w.Empty = skip
 	if err := j.hybrid.learn(w); err != nil {

@@ -71,7 +71,7 @@ func (j *Job) emit(kind string, change func(*report.Event)) {
 		ExamplesPerSecond: report.Number(float64(j.examples-j.before.examples) / seconds),
 		StepsPerSecond:    report.Number(float64(j.step-j.before.step) / seconds),
 		Held:              j.validation.Last,
-		Copies:            copiesOf(&j.cfg, j.tables.Copies()),
+		Copies:            j.copies(),
 	}, change)
 }
 

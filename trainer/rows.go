@@ -4,8 +4,12 @@ import (
 	"slices"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/ondevice"
 	"github.com/rowraft/rowraft/trainer/pool"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -69,4 +73,24 @@ func widths(f *pool.Fields) (out []int) {
 // rowSegments returns w.Segs with the segments of the embeddings only; values belongs to the keys of all tables.
 func (j *Job) rowSegments(w *work, values []float32) []tables.Segment {
 	return w.pooled.Segments(j.fields, w.Segs[:0], values)
+}
+
+// newDeviceRows returns the copies of rows on the device of backend.
+func newDeviceRows(backend *accel.Backend, c *Config, s data.Shape, f *pool.Fields) (*ondevice.Rows, error) {
+	m := &c.Model
+	return ondevice.New(backend, ondevice.Job{
+		Kind: m.kind(), Threads: c.Threads, Bytes: c.Cache.Size(), Shape: s, Tables: len(f.Tables),
+		Model: models.DLRMGraphConfig{Batch: c.Batch, Dense: s.Dense, Categorical: s.Categorical, Dim: m.Dim,
+			Bottom: m.Bottom, Top: m.Top},
+	})
+}
+
+// copies returns what the trainer's copies of rows have done.
+func (j *Job) copies() report.Copies {
+	n := j.tables.Copies()
+	if j.deviceRows != nil {
+		n = j.deviceRows.Copies()
+	}
+	dtype, _ := rowraft.ParseDType(j.cfg.DType) // Validate has checked it
+	return j.cfg.Cache.Counts(n, j.cfg.Model.rowWidth()*dtype.Size())
 }

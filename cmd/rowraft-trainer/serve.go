@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/copies"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/exported"
 	"github.com/rowraft/rowraft/trainer/serving"
@@ -171,7 +172,7 @@ func (o *serveOptions) openCluster(ctx context.Context, path string) (_ *weights
 			c.Close()
 		}
 	}()
-	cfg.Cache = trainer.CacheConfig{} // its limit is that of training
+	cfg.Cache = copies.Config{} // its limit is that of training
 	t := tables.OpenCluster(c)
 	t.SetReads(reads)
 	w := &weightsSource{rows: t, maxAge: maxAge, close: c.Close}

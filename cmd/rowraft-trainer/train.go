@@ -488,7 +488,7 @@ func (o *options) dial(ctx context.Context, cfg *trainer.Config) (*client.Client
 	defer noted.Wait()
 	defer close(connected)
 	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype,
-		CacheBytes: cfg.Cache.Size()})
+		CacheBytes: cfg.Cache.ClientBytes()})
 	if err != nil && ctx.Err() == nil && rowraft.CodeOf(err).Retryable() { // no server answered in time
 		err = cli.Hint(rowraft.Errorf(rowraft.CodeDeadline, "no cluster within %v: %w", cfg.Patience, err), check)
 	}

@@ -1,6 +1,6 @@
 // Package ondevice keeps copies of embedding rows in the memory of the device that computes the model.
 //
-//	Missing ── pull these rows ── Send ──► device: overwrite, gather, model, sum ──► Step: gradients of the batch's rows
+//	ToPull ── pull these rows ── Send ──► device: overwrite, gather, model, sum ──► Step: gradients of the batch's rows
 //
 // Package cache decides on the host which rows are where, and how old they are: no row of a batch is older than the
 // bound that the caller gives. Only rows that are new to the device or too old are uploaded, and only one gradient for
@@ -9,59 +9,113 @@ package ondevice
 
 import (
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
 	"github.com/rowraft/rowraft/trainer/accel"
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/pool"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
-// Rows are the copies of a model's rows. Batches pass Missing, Send and Step in one order. One goroutine calls Missing
+// Rows are the copies of a model's rows. Batches pass ToPull, Send and Step in one order. One goroutine calls ToPull
 // and Send, and one Step.
 type Rows struct {
-	places   *cache.Places
-	model    *models.DLRMRows
-	dim      int
-	features int
-	started  time.Time
+	backend *accel.Backend
+	c       models.DLRMGraphConfig
+	bytes   int64
+
+	// open sets these when the first batch comes.
+	places  *cache.Places
+	model   *models.DLRMRows
+	started time.Time
+
+	copies atomic.Pointer[cache.Places] // places, for any goroutine
 }
 
 // Batch is the rows of one batch. Its memory is reused from batch to batch.
 type Batch struct {
-	Keys   []rowraft.Key // to pull, ascending
-	Values []float32     // of Keys, to fill in
-
-	missing   []int32
-	asOf      uint64
-	rows      models.RowBatch
-	notFinite bool // a pulled row is not
+	keys    []rowraft.Key // to pull, ascending
+	values  []float32     // of keys, which the pull fills in
+	missing []int32       // which of the batch's keys they are
+	index   []int32       // [batch, features]: which of the batch's keys a value is
+	asOf    uint64
+	rows    models.RowBatch
+	// notFinite: a pulled row is not. The batch is skipped.
+	notFinite bool
 }
 
-// New returns an empty cache of bytes, for a DLRM on backend. The memory of the device also has a row for each value of
-// a batch.
+// Job is what a job trains.
+type Job struct {
+	Kind    string // of the model
+	Threads int
+	Bytes   int64 // of the memory of the copies
+	Shape   data.Shape
+	Tables  int // of embeddings
+	Model   models.DLRMGraphConfig
+}
+
+// New returns copies for a job. They take memory when the first batch comes: of the device, Bytes and a row for each
+// value of a batch; of the host, 28 bytes for each row.
 //
-// Errors: CodeInvalidArgument if c makes no model, or bytes no cache.
-func New(backend *accel.Backend, c models.DLRMGraphConfig, bytes int64) (*Rows, error) {
-	if err := cache.CheckBytes(bytes); err != nil {
-		return nil, err
+// Errors: CodeInvalidArgument if the job's model or data is not for copies on the device.
+func New(backend *accel.Backend, j Job) (*Rows, error) {
+	switch {
+	case j.Kind != "dlrm" || j.Shape.Labels > 1 || j.Shape.Numbers:
+		return nil, invalid("it is for models of kind dlrm with one label of 0 or 1")
+	case j.Tables != 1 || j.Shape.Weighted:
+		return nil, invalid("it is for features that share one table and have values without weights; the job has %d tables",
+			j.Tables)
+	case j.Threads > 1:
+		return nil, invalid("the device computes a batch as a whole, and threads is %d: want 1", j.Threads)
+	case j.Bytes/int64(4*j.Model.Dim) > math.MaxInt32/2:
+		return nil, invalid("%d bytes have more than %d rows, the limit", j.Bytes, math.MaxInt32/2)
 	}
-	n := bytes / int64(4*c.Dim)
-	if n > math.MaxInt32/2 {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a cache of %d rows on the device: want at most %d", n,
-			math.MaxInt32/2)
-	}
-	places := cache.NewPlaces(int(n))
-	model, err := models.NewDLRMRows(backend.Backend, c, places.Rows(c.Batch*c.Categorical))
-	if err != nil {
-		return nil, err
-	}
-	return &Rows{places: places, model: model, dim: c.Dim, features: c.Categorical, started: time.Now()}, nil
+	return &Rows{backend: backend, c: j.Model, bytes: j.Bytes}, nil
 }
 
-// Missing sets b.Keys to those of keys whose rows the device lacks, or has older than reuse allows, and makes room in
-// b.Values. keys are ascending and different.
-func (r *Rows) Missing(b *Batch, keys []rowraft.Key, reuse cache.Reuse) {
+func invalid(format string, args ...any) error {
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, "cache: on device: "+format, args...)
+}
+
+// open makes the copies, if there are none yet.
+func (r *Rows) open() (err error) {
+	if r.model != nil {
+		return nil
+	}
+	r.started = time.Now()
+	r.places = cache.NewPlaces(max(int(r.bytes/int64(4*r.c.Dim)), 1))
+	r.copies.Store(r.places)
+	r.model, err = models.NewDLRMRows(r.backend.Backend, r.c, r.places.Rows(r.c.Batch*r.c.Categorical))
+	return err
+}
+
+// ToPull returns the segments of the rows of p to pull: those that the device lacks, or has older than reuse allows. A
+// nil r returns all, and the copies of a client may answer them.
+func (r *Rows) ToPull(b *Batch, p *pool.Rows, f *pool.Fields, reuse cache.Reuse) ([]tables.Segment, error) {
+	if r == nil {
+		segs := p.Segments(f, nil, p.Weights)
+		for i := range segs {
+			segs[i].Reuse = reuse
+		}
+		return segs, nil
+	}
+	if err := r.open(); err != nil {
+		return nil, err
+	}
+	if r.missing(b, p.Keys(), reuse); len(b.keys) == 0 {
+		return nil, nil
+	}
+	t := &f.Tables[0]
+	return []tables.Segment{{Table: t.ID, Dim: t.Dim, Keys: b.keys, Values: b.values}}, nil
+}
+
+// missing sets b.keys to those of keys whose rows the device lacks, or has older than reuse allows, and makes room in
+// b.values. keys are ascending and different.
+func (r *Rows) missing(b *Batch, keys []rowraft.Key, reuse cache.Reuse) {
 	clock := func() uint64 { return uint64(time.Since(r.started)) + 1 }
 	now, since := reuse.Limits(clock)
 	if now == 0 { // no copies
@@ -70,24 +124,37 @@ func (r *Rows) Missing(b *Batch, keys []rowraft.Key, reuse cache.Reuse) {
 	}
 	b.asOf = now
 	b.missing = r.places.Old(keys, now, since)
-	b.Keys = b.Keys[:0]
+	b.keys = b.keys[:0]
 	for _, i := range b.missing {
-		b.Keys = append(b.Keys, keys[i])
+		b.keys = append(b.keys, keys[i])
 	}
-	b.Values = resize(b.Values, len(b.Keys)*r.dim)
+	b.values = resize(b.values, len(b.keys)*r.c.Dim)
 }
 
-// Send copies b, whose values are filled in, to the device. keys are those of Missing. index has for each example and
-// feature which of keys its value is; len(keys) if it has none.
-func (r *Rows) Send(b *Batch, keys []rowraft.Key, index []int32) error {
+// Send copies the rows of p, after the pull of those that ToPull returned, to the device. A nil r does nothing.
+//
+// Errors: CodeInvalidArgument if a feature has several values.
+func (r *Rows) Send(b *Batch, p *pool.Rows, f *pool.Fields, d *data.Batch) error {
+	if r == nil {
+		return nil
+	}
+	b.index = resize(b.index, r.c.Batch*r.c.Categorical)
+	if !p.Index(f, d, b.index) {
+		return invalid("it is for features with one value, and one has several")
+	}
+	return r.send(b, p.Keys(), b.index)
+}
+
+// send is Send for keys. index has for each example and feature which of keys its value is; len(keys) if it has none.
+func (r *Rows) send(b *Batch, keys []rowraft.Key, index []int32) error {
 	rows := &b.rows
 	rows.Places = resize(rows.Places, len(keys))
 	r.places.Assign(keys, b.missing, b.asOf, rows.Places)
-	rows.New, rows.Rows = rows.New[:0], append(rows.Rows[:0], b.Values...)
+	rows.New, rows.Rows = rows.New[:0], append(rows.Rows[:0], b.values...)
 	b.notFinite = false
 	for i, k := range b.missing {
 		rows.New = append(rows.New, rows.Places[k])
-		if row := rows.Rows[i*r.dim : (i+1)*r.dim]; !finite(row) {
+		if row := rows.Rows[i*r.c.Dim : (i+1)*r.c.Dim]; !finite(row) {
 			// The device adds and subtracts, so that it could never overwrite such a row. The batch is skipped.
 			clear(row)
 			r.places.Forget(keys[k])
@@ -108,8 +175,28 @@ func (r *Rows) Step(b *Batch, batch *models.Batch, params []float32, out *models
 	return err
 }
 
-// Copies counts the rows of all batches.
-func (r *Rows) Copies() cache.Stats { return r.places.Stats() }
+// Run computes a batch that was sent, and sets out and the gradients of the rows of p. A nil r computes it with m, and
+// the rows on the host.
+func (r *Rows) Run(m models.Model, b *Batch, p *pool.Rows, f *pool.Fields, d *data.Batch, batch *models.Batch,
+	params []float32, out *models.Result) error {
+	if r != nil {
+		return r.Step(b, batch, params, out, p.GrowGrads())
+	}
+	p.Gather(f, d, batch.Fields)
+	if err := m.Step(batch, params, out); err != nil {
+		return err
+	}
+	p.Scatter(f, d, out.FieldGrads)
+	return nil
+}
+
+// Copies counts the rows of all batches. Safe for concurrent use.
+func (r *Rows) Copies() cache.Stats {
+	if p := r.copies.Load(); p != nil {
+		return p.Stats()
+	}
+	return cache.Stats{}
+}
 
 func finite(row []float32) bool {
 	for _, v := range row {

@@ -22,11 +22,14 @@ func TestRowsStayWithinTheirBound(t *testing.T) {
 	}
 	const size, keys, most, unit = 16, 400, 5, 1e-3
 	const ones = rowraft.Key(0)
-	r, err := New(b, models.DLRMGraphConfig{Batch: size, Categorical: 2, Dim: 1}, cache.MinBytes)
+	r, err := New(b, Job{Kind: "dlrm", Bytes: 4 * 120, Tables: 1,
+		Model: models.DLRMGraphConfig{Batch: size, Categorical: 2, Dim: 1}})
+	if err == nil {
+		err = r.open()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.places = cache.NewPlaces(120)
 	random := rand.New(rand.NewPCG(1, 2))
 	type sent struct {
 		Batch
@@ -80,14 +83,14 @@ func TestRowsStayWithinTheirBound(t *testing.T) {
 			at, _ := slices.BinarySearch(s.keys, k)
 			s.index[2*i], s.index[2*i+1] = int32(at), 0
 		}
-		r.Missing(&s.Batch, s.keys, cache.Reuse{Now: step, Since: s.since})
-		for i, k := range s.Keys {
-			s.Values[i] = float32(step) * unit
+		r.missing(&s.Batch, s.keys, cache.Reuse{Now: step, Since: s.since})
+		for i, k := range s.Batch.keys {
+			s.Batch.values[i] = float32(step) * unit
 			if k == ones {
-				s.Values[i] = 1
+				s.Batch.values[i] = 1
 			}
 		}
-		if err := r.Send(&s.Batch, s.keys, s.index); err != nil {
+		if err := r.send(&s.Batch, s.keys, s.index); err != nil {
 			t.Fatal(err)
 		}
 		if ahead != nil {

@@ -126,10 +126,15 @@ func (w *Rows) Gather(f *Fields, b *data.Batch, fields []float32) {
 	})
 }
 
+// GrowGrads makes room in w.Grads, and returns it.
+func (w *Rows) GrowGrads() []float32 {
+	w.Grads = growTo(w.Grads, len(w.Weights))
+	return w.Grads
+}
+
 // Scatter sums the gradients of the fields for each row.
 func (w *Rows) Scatter(f *Fields, b *data.Batch, fieldGrads []float32) {
-	w.Grads = growTo(w.Grads, len(w.Weights))
-	clear(w.Grads)
+	clear(w.GrowGrads())
 	w.values(f, b, func(at int, p *Field, index []int32, weights []float32, scale float32) {
 		grad, rows := fieldGrads[at:at+p.Width], w.Grads[w.tables[p.Table].first:]
 		for i, r := range index {
@@ -147,6 +152,28 @@ func (w *Rows) Scatter(f *Fields, b *data.Batch, fieldGrads []float32) {
 			}
 		}
 	})
+}
+
+// Keys returns the keys of the first table: those of all rows, if there is one table.
+func (w *Rows) Keys() []rowraft.Key { return w.tables[0].keys }
+
+// Index sets index, a number for each example and feature of b's capacity, to which of Keys the value is, and to
+// len(Keys) where there is none. It returns false if a feature has several values. REQUIRES: there is one table.
+func (w *Rows) Index(f *Fields, b *data.Batch, index []int32) bool {
+	t, features := &w.tables[0], len(f.Features)
+	for i := range index {
+		index[i] = int32(len(t.keys))
+	}
+	for i := range b.N * features {
+		switch from := b.Offsets[i]; b.Offsets[i+1] - from {
+		case 0:
+		case 1:
+			index[i] = t.index[from]
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 // Segments appends the segments of the tables to segs; values belongs to the keys of all tables.

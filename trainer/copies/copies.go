@@ -1,4 +1,5 @@
-package trainer
+// Package copies configures the copies of rows that a trainer keeps: their memory, and how old they may be.
+package copies
 
 import (
 	"strconv"
@@ -13,26 +14,41 @@ import (
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
-// CacheConfig configures copies of rows in the trainer: it pulls a row again only if its copy is too old.
-type CacheConfig struct {
-	Bytes     string         `yaml:"bytes"` // memory of the copies, "64MiB" or a number; "": no copies
-	Staleness StalenessLimit `yaml:"staleness"`
+// Config configures copies of rows in the trainer: it pulls a row again only if its copy is too old.
+type Config struct {
+	Bytes     string `yaml:"bytes"` // memory of the copies, "64MiB" or a number; "": no copies
+	On        string `yaml:"on"`    // the memory of: host, or device, which computes the model; "": host
+	Staleness Limit  `yaml:"staleness"`
 }
 
-// StalenessLimit bounds the age of a copy when a batch is pulled, by one of its fields. The zero StalenessLimit allows
+// Values of Config.On.
+const (
+	Host   = "host"
+	Device = "device"
+)
+
+// Limit bounds the age of a copy when a batch is pulled, by one of its fields. The zero Limit allows
 // no older copy than the batch.
-type StalenessLimit struct {
+type Limit struct {
 	Steps int           `yaml:"steps"` // batches of this trainer since the one for which the row was pulled
 	Age   time.Duration `yaml:"age"`   // time since the row was pulled
 }
 
 // Size returns the bytes of the cache, 0 if there is none. c is valid.
-func (c *CacheConfig) Size() int64 {
+func (c *Config) Size() int64 {
 	if c.Bytes == "" {
 		return 0
 	}
 	n, _ := humanize.ParseBytes(c.Bytes) // Validate has checked it
 	return int64(n)
+}
+
+// ClientBytes returns the bytes of the copies that the client of the cluster keeps.
+func (c *Config) ClientBytes() int64 {
+	if c.On == Device {
+		return 0
+	}
+	return c.Size()
 }
 
 // rowsStaleness is the bound in steps of SetRows: docs/caching.md has what it saves and what it costs.
@@ -42,23 +58,23 @@ const rowsStaleness = 8
 // no cache. Without a bound, copies may be 8 steps old. REQUIRES: rows and dim are at least 0.
 //
 // Parameter servers of other frameworks have this setting (MindSpore: vocab_cache_size of EmbeddingLookup).
-func (c *CacheConfig) SetRows(rows, dim int) {
+func (c *Config) SetRows(rows, dim int) {
 	if rows == 0 {
-		*c = CacheConfig{}
+		*c = Config{}
 		return
 	}
 	c.Bytes = strconv.FormatInt(cache.BytesFor(rows, dim), 10)
-	if c.Staleness == (StalenessLimit{}) {
+	if c.Staleness == (Limit{}) {
 		c.Staleness.Steps = rowsStaleness
 	}
 }
 
-// validate returns the first problem of c in a job of that mode and mode of reads.
-func (c *CacheConfig) validate(mode, reads string) error {
+// Validate returns the first problem of c in a job of that mode and mode of reads.
+func (c *Config) Validate(mode, reads string) error {
 	limit := c.Staleness
 	if c.Bytes == "" {
-		if limit != (StalenessLimit{}) {
-			return invalid("cache: staleness without bytes: set cache.bytes, the memory of the copies, for example 64MiB")
+		if limit != (Limit{}) || c.On != "" {
+			return invalid("cache: on or staleness without bytes: set cache.bytes, the memory of the copies, for example 64MiB")
 		}
 		return nil
 	}
@@ -69,11 +85,13 @@ func (c *CacheConfig) validate(mode, reads string) error {
 	case n < cache.MinBytes || n > cache.MaxBytes:
 		return invalid("cache: bytes %q: want %s to %s", c.Bytes, humanize.IBytes(cache.MinBytes),
 			humanize.IBytes(cache.MaxBytes))
+	case c.On != "" && c.On != Host && c.On != Device:
+		return invalid("cache: on %q: want %s or %s", c.On, Host, Device)
 	case limit.Steps < 0 || limit.Age < 0:
 		return invalid("cache: staleness of %d steps, %v: want ≥ 0", limit.Steps, limit.Age)
 	case limit.Steps > 0 && limit.Age > 0:
 		return invalid("cache: staleness: set either steps or age, how old a copy may be")
-	case mode != Async && mode != SSP:
+	case mode != "async" && mode != "ssp":
 		return invalid("cache: mode %s has no cache: in sync every trainer computes with the newest rows, and geo has a "+
 			"copy of its own; modes async and ssp have one", mode)
 	case reads == "linearizable":
@@ -82,9 +100,9 @@ func (c *CacheConfig) validate(mode, reads string) error {
 	return nil
 }
 
-// reuse returns the bound of the copies that batch step may use. It rises during the ramp: the first batches of a job
+// Reuse returns the bound of the copies that batch step may use. It rises during the ramp: the first batches of a job
 // move rows most.
-func (c *CacheConfig) reuse(r *ramp.Ramp, step int64) client.Reuse {
+func (c *Config) Reuse(r *ramp.Ramp, step int64) client.Reuse {
 	l := &c.Staleness
 	switch {
 	case c.Bytes == "":
@@ -95,20 +113,24 @@ func (c *CacheConfig) reuse(r *ramp.Ramp, step int64) client.Reuse {
 	return client.Reuse{Now: uint64(step), Since: uint64(step - min(r.Stale(int64(l.Steps)), step))}
 }
 
-// copiesOf returns what the copies of rows have done in a run.
-func copiesOf(c *Config, n client.Copies) report.Copies {
-	if c.Cache.Bytes == "" {
+// Counts returns what the copies have done, from the counts n of their cache. The weights of a row take rowBytes on the
+// wire.
+func (c *Config) Counts(n client.Copies, rowBytes int) report.Copies {
+	if c.Bytes == "" {
 		return report.Copies{}
 	}
-	dtype, _ := rowraft.ParseDType(c.DType) // Validate has checked it
 	out := report.Copies{RowsReused: int64(n.Hits), RowsPulled: int64(n.Stale + n.Misses), Evicted: int64(n.Evicted),
-		BytesSaved: int64(n.Hits) * int64(8+c.Model.rowWidth()*dtype.Size())}
-	if age := report.Number(n.Age) / report.Number(max(n.Hits, 1)); c.Cache.Staleness.Age > 0 {
+		BytesSaved: int64(n.Hits) * int64(8+rowBytes)}
+	if age := report.Number(n.Age) / report.Number(max(n.Hits, 1)); c.Staleness.Age > 0 {
 		out.ReusedSeconds = age / report.Number(time.Second)
 	} else {
 		out.ReusedSteps = age
 	}
 	return out
+}
+
+func invalid(format string, args ...any) error {
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
 }
 
 // ageSteps is in how many steps of the ramp a limit in time rises to its value.
