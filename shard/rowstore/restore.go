@@ -8,8 +8,8 @@ import (
 )
 
 // RestoreRow adds a row from its record, as Snapshot.AppendSlot wrote it, with
-// its version and, in a tracked table, its recency and count. It updates the digest as any change does; the caller compares
-// the digest with the expected one. RestoreRow keeps no part of rec.
+// its version and, in a tracked table, its recency and count. It updates the digest as any change does; the caller
+// compares the digest with the expected one. RestoreRow keeps no part of rec.
 //
 // On an error nothing has changed: CodeCorrupt if the length of the record is not that of this
 // table, its version is impossible, or its key already has a row;

@@ -126,7 +126,8 @@ func IsCold(inFile, recordBytes int) bool {
 	return inFile == alignedBytes(recordBytes) || inFile == alignedBytes(recordBytes-keyOffset)
 }
 
-// AppendCold appends the stored record of recordBytes of which a tier's file has b. REQUIRES: IsCold(len(b), recordBytes).
+// AppendCold appends the stored record of recordBytes of which a tier's file has b.
+// REQUIRES: IsCold(len(b), recordBytes).
 func AppendCold(dst, b []byte, recordBytes int) []byte {
 	if len(b) < recordBytes { // of a table that is not tracked
 		dst, recordBytes = append(dst, noRecency[:]...), recordBytes-keyOffset
