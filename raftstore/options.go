@@ -83,7 +83,7 @@ type Options struct {
 	Profile timers.Profile // timers.Default
 
 	SegmentSizeBytes int   // of a file of the shared log: 64 MiB
-	EntryCacheBytes  int64 // recent entries of all groups kept in memory: 128 MiB
+	EntryCacheBytes  int64 // recent entries of all groups kept in memory: 32 MiB. The heap grows to twice what it has
 	TrailingLogBytes int64 // log kept before a snapshot, per group: 64 MiB
 	// SnapshotEveryBytes of log are applied between two snapshots, per group. 0: the size of the newest snapshot, so
 	// that snapshots write no more than the log does, but at least 512 MiB and at most SnapshotMaxBytes.
@@ -133,7 +133,7 @@ func (o *Options) setDefaults() {
 	setDefault(&o.Backend, raftlog.Row)
 	setDefault(&o.Profile, timers.Default)
 	setDefault(&o.SegmentSizeBytes, 64<<20)
-	setDefault(&o.EntryCacheBytes, 128<<20)
+	setDefault(&o.EntryCacheBytes, 32<<20)
 	setDefault(&o.TrailingLogBytes, 64<<20)
 	setDefault(&o.SnapshotMaxBytes, 4<<30)
 	setDefault(&o.SnapshotSendBytesPerSecond, 64<<20)

@@ -155,7 +155,7 @@ func (x *Reader) cold() error {
 	if err != nil {
 		return err
 	}
-	if x.block.RecordBytes > f.recordBytes {
+	if !rowstore.IsCold(f.recordBytes, x.block.RecordBytes) {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "slot %d has records of %d bytes, and %d in the file", x.block.Slot.Slot,
 			x.block.RecordBytes, f.recordBytes)
 	}
@@ -170,7 +170,7 @@ func (x *Reader) cold() error {
 	}
 	slices.Sort(x.places)
 	if err := f.file.Read(len(x.places), func(i int) int { return x.places[i] }, func(_ int, b []byte) {
-		x.rows = append(x.rows, b[:x.block.RecordBytes]...)
+		x.rows = rowstore.AppendCold(x.rows, b, x.block.RecordBytes)
 	}); err != nil {
 		if f.damaged != nil {
 			f.damaged(err)

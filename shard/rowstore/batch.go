@@ -126,7 +126,7 @@ func (t *Table) change(
 		return t.changeTracked(keys, arg, dt, counts, assign, do)
 	}
 	var ahead chunks
-	ahead.start(t, keys, t.index.recordBytes(), true)
+	ahead.start(t, keys, t.index.rowBytes(), true)
 	rowBytes := t.index.dim * dt.Size()
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)
@@ -157,7 +157,7 @@ func (t *Table) changeTracked(
 ) error {
 	var c chunk
 	rowBytes := t.index.dim * dt.Size()
-	touched := t.index.recordBytes()
+	touched := t.index.rowBytes()
 	for base := 0; base < len(keys); base += chunkKeys {
 		chunkOf := keys[base:min(base+chunkKeys, len(keys))]
 		t.index.lookup(&c, chunkOf, touched)

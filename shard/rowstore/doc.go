@@ -16,7 +16,8 @@
 //	24     | 4·dim     | weights, float32; of a bfloat16 table 2·dim, padded to 4
 //	…      | 4·state   | optimizer state, float32
 //
-// A snapshot stores the same bytes, and [Table.RestoreRow] takes them.
+// A snapshot stores these bytes, and [Table.RestoreRow] takes them. The memory of a table that is not tracked has
+// neither recency nor count: a record begins with its key.
 //
 // Each slot has its own open-addressing segment of 8-byte entries, which grows independently of
 // the other slots. The low half of an entry is 1 + the record's place. The high half is the key's

@@ -16,20 +16,20 @@ const scanRecords = 64
 
 // each calls do with the index entry and the record of every row of slot. All of them are in memory: see
 // Tier.loadSlot. It prefetches the first
-// touched bytes of each record. do must not change the index.
+// touched bytes of each record from its key on. do must not change the index.
 func (x *index) each(slot rowraft.Slot, touched int, do func(e uint64, r record)) {
 	var entry [scanRecords]uint64
 	var addr [scanRecords]unsafe.Pointer
 	n := 0
 	flush := func() {
-		order.Prefetch(&addr[0], n, 0, min(touched, maxPrefetch))
+		order.Prefetch(&addr[0], n, -x.lead, min(touched, maxPrefetch))
 		for i := range n {
 			do(entry[i], record{addr[i]})
 		}
 		n = 0
 	}
 	for e := range x.slot(slot).entries() {
-		entry[n], addr[n] = e, x.slab.At(slab.Place(uint32(e)-1))
+		entry[n], addr[n] = e, x.at(slab.Place(uint32(e)-1)).p
 		if n++; n == scanRecords {
 			flush()
 		}
@@ -58,7 +58,7 @@ func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 	k.ranks.list = k.ranks.list[:0]
 	period := agingRounds * k.maxRows
 	present := s.version / period * period // the version at which the current period began
-	t.index.each(slot, headerBytes, func(e uint64, r record) {
+	t.index.each(slot, weightsAt, func(e uint64, r record) {
 		v := *r.version()
 		if k.lfu {
 			count := *r.count()
@@ -177,7 +177,7 @@ type condition struct {
 func (t *Table) condition(slot rowraft.Slot, w *wire.Sweep, tick uint32) condition {
 	c := condition{
 		conditions: w.Conditions, tick: tick, count: w.Count, square: float32(w.Norm * w.Norm),
-		counter: t.index.slot(slot).version, track: t.track, touched: headerBytes,
+		counter: t.index.slot(slot).version, track: t.track, touched: weightsAt,
 	}
 	if w.Conditions&wire.SweepExpire != 0 {
 		c.unseen = uint64(t.schema.Expire)
@@ -196,7 +196,7 @@ func (c *condition) old(tick uint32) bool {
 }
 
 func (c *condition) meets(t *Table, r record) bool {
-	if !c.old(*r.recency()) {
+	if c.track != nil && !c.old(*r.recency()) {
 		return false
 	}
 	if c.conditions&wire.SweepCount != 0 && c.track.aged(*r.count(), *r.version(), c.counter) >= c.count {

@@ -8,10 +8,10 @@ import (
 )
 
 // imageBytes is the size of an image: a record and a link. It is rounded up to whole cache lines
-// if that adds at most a sixteenth.
+// if that adds at most a twelfth.
 func (rs *records) imageBytes() int {
 	n := rs.slabRecordBytes() + 8
-	if lines := (n + order.LineBytes - 1) &^ (order.LineBytes - 1); lines-n <= n/16 {
+	if lines := (n + order.LineBytes - 1) &^ (order.LineBytes - 1); lines-n <= n/12 {
 		return lines
 	}
 	return n
@@ -25,9 +25,9 @@ func (s *Snapshot) putImage(c *cut, r record) error {
 		return err
 	}
 	if rs.imageLines {
-		order.Stream(at, r.p, rs.slabRecordBytes(), uint64(c.image))
+		order.Stream(at, rs.start(r), rs.slabRecordBytes(), uint64(c.image))
 	} else {
-		image := record{at}
+		image := rs.recordAt(at)
 		copy(rs.bytes(image), rs.bytes(r))
 		*rs.nextImage(image) = c.image
 	}
@@ -37,7 +37,7 @@ func (s *Snapshot) putImage(c *cut, r record) error {
 
 // nextImage is the link, which follows the image of the record.
 func (rs *records) nextImage(r record) *uint32 {
-	return (*uint32)(unsafe.Add(r.p, rs.slabRecordBytes()))
+	return (*uint32)(unsafe.Add(rs.start(r), rs.slabRecordBytes()))
 }
 
 // readyImages are free places for the writer's next images, used from the last to the first. The

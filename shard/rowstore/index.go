@@ -200,7 +200,9 @@ func (x *index) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (r record
 		return record{}, old, err
 	}
 	r = x.at(p)
-	*(*uint64)(r.p) = 0 // recency and count
+	if x.lead > 0 {
+		*r.recency(), *r.count() = 0, 0
+	}
 	r.setKey(key)
 	*r.version() = 0
 	r.setBusy()

@@ -78,7 +78,7 @@ func (c *chunks) step(x *index, i int) {
 		slot = unsafe.Pointer(x.slot(next.slot[i]))
 	}
 	next.addr[i] = x.firstRecord(next, i)
-	order.PrefetchRow(after.addr[i], slot, next.addr[i], keyOffset, c.touched)
+	order.PrefetchRow(after.addr[i], slot, next.addr[i], 0, c.touched)
 }
 
 // locate fills chunk i with the next keys.
@@ -151,7 +151,7 @@ func (x *index) entries(c *chunk, keys []rowraft.Key) error {
 func (x *index) firstRecord(c *chunk, i int) unsafe.Pointer {
 	if len(c.seg[i]) != 0 {
 		if p, _, ok := c.seg[i].next(c.tag[i], c.tag[i]); ok {
-			return x.slab.At(p)
+			return x.at(p).p
 		}
 	}
 	return unsafe.Pointer(&noRow)
@@ -162,7 +162,7 @@ func (x *index) prefetchRecords(c *chunk, n, touched int) {
 	for i := range n {
 		c.addr[i] = x.firstRecord(c, i)
 	}
-	order.Prefetch(&c.addr[0], n, keyOffset, touched)
+	order.Prefetch(&c.addr[0], n, 0, touched)
 }
 
 // record returns the record of keys[i] after lookup. ok is false if the key has no row.

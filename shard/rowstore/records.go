@@ -19,7 +19,8 @@ type records struct {
 	schema   *rowraft.Schema
 	dim      int
 	storage  rowraft.DType // of the weights
-	stateAt  int           // offset of the optimizer state in a record
+	lead     int           // bytes before the key: 8 in a tracked table, else 0
+	stateAt  int           // offset of the optimizer state from the key
 	stateLen int
 
 	imageLines bool // an image of a row is whole cache lines
@@ -29,42 +30,76 @@ type records struct {
 
 func newRecords(s *rowraft.Schema, stateLen int) (rs records, err error) {
 	rs = records{
-		schema: s, dim: s.Dim, storage: s.StorageType(), stateAt: headerBytes + s.WeightBytes(), stateLen: stateLen,
+		schema: s, dim: s.Dim, storage: s.StorageType(), stateAt: weightsAt + s.WeightBytes(), stateLen: stateLen,
+	}
+	if s.Tracked() {
+		rs.lead = keyOffset
 	}
 	rs.imageLines = rs.imageBytes()%order.LineBytes == 0
 	rs.slab, err = slab.New(rs.slabRecordBytes())
 	return rs, err
 }
 
-// recordBytes is the size of a record: what Snapshot appends per row and RestoreRow takes.
-func (rs *records) recordBytes() int { return rs.stateAt + 4*rs.stateLen }
+// recordBytes is the size of a stored record: what Snapshot appends per row and RestoreRow takes.
+func (rs *records) recordBytes() int { return keyOffset + rs.rowBytes() }
 
-// slabRecordBytes is recordBytes rounded up, so that keys and versions stay aligned.
-func (rs *records) slabRecordBytes() int { return (rs.recordBytes() + 7) &^ 7 }
+// rowBytes is the size of a record from its key on.
+func (rs *records) rowBytes() int { return rs.stateAt + 4*rs.stateLen }
 
-// Offsets within a record; the package comment has the table.
+// slabRecordBytes is the memory of a record, rounded up so that keys and versions stay aligned.
+func (rs *records) slabRecordBytes() int { return alignedBytes(rs.lead + rs.rowBytes()) }
+
+func alignedBytes(n int) int { return (n + 7) &^ 7 }
+
+// noRecency is the recency and the count in a stored record of a table that is not tracked.
+var noRecency [keyOffset]byte
+
+// Offsets in a stored record; the package comment has the table.
 const (
-	countOffset   = 4
 	keyOffset     = 8
 	versionOffset = 16
 	headerBytes   = 24
 )
 
-// record is a row in a slab. It must not outlive the call that found it.
+// Offsets from the key of a record in memory.
+const (
+	recencyAt = -8 // only in a tracked table
+	countAt   = -4
+	versionAt = versionOffset - keyOffset
+	weightsAt = headerBytes - keyOffset
+)
+
+// record is a row in memory: p is the address of its key. It must not outlive the call that found it.
 type record struct{ p unsafe.Pointer }
 
-func (rs *records) at(p slab.Place) record { return record{rs.slab.At(p)} }
+func (rs *records) at(p slab.Place) record { return rs.recordAt(rs.slab.At(p)) }
 
-func (r record) key() uint64          { return *(*uint64)(unsafe.Add(r.p, keyOffset)) }
-func (r record) setKey(k rowraft.Key) { *(*uint64)(unsafe.Add(r.p, keyOffset)) = uint64(k) }
-func (r record) version() *uint64     { return (*uint64)(unsafe.Add(r.p, versionOffset)) }
+// recordAt returns the record whose memory begins at p.
+func (rs *records) recordAt(p unsafe.Pointer) record { return record{unsafe.Add(p, rs.lead)} }
 
-// bytes returns the whole record as a snapshot stores it.
-func (rs *records) bytes(r record) []byte { return unsafe.Slice((*byte)(r.p), rs.recordBytes()) }
+// start returns the address of the first byte of r.
+func (rs *records) start(r record) unsafe.Pointer { return unsafe.Add(r.p, -rs.lead) }
+
+func (r record) key() uint64          { return *(*uint64)(r.p) }
+func (r record) setKey(k rowraft.Key) { *(*uint64)(r.p) = uint64(k) }
+func (r record) version() *uint64     { return (*uint64)(unsafe.Add(r.p, versionAt)) }
+
+// bytes returns r as it is in memory, without the padding at its end.
+func (rs *records) bytes(r record) []byte {
+	return unsafe.Slice((*byte)(rs.start(r)), rs.lead+rs.rowBytes())
+}
+
+// appendRecord appends the stored record of r.
+func (rs *records) appendRecord(dst []byte, r record) []byte {
+	if rs.lead == 0 {
+		dst = append(dst, noRecency[:]...)
+	}
+	return append(dst, rs.bytes(r)...)
+}
 
 // weights returns the weights as they are stored, padding included.
 func (rs *records) weights(r record) []byte {
-	return unsafe.Slice((*byte)(unsafe.Add(r.p, headerBytes)), rs.stateAt-headerBytes)
+	return unsafe.Slice((*byte)(unsafe.Add(r.p, weightsAt)), rs.stateAt-weightsAt)
 }
 
 // state returns the optimizer state.
@@ -73,9 +108,7 @@ func (rs *records) state(r record) []float32 {
 }
 
 // hashed returns what the digest covers: key, version, weights and state.
-func (rs *records) hashed(r record) []byte {
-	return unsafe.Slice((*byte)(unsafe.Add(r.p, keyOffset)), rs.recordBytes()-keyOffset)
-}
+func (rs *records) hashed(r record) []byte { return unsafe.Slice((*byte)(r.p), rs.rowBytes()) }
 
 // rowHash returns the hash of one row's key, version, weights and state.
 func (rs *records) rowHash(r record) Digest {

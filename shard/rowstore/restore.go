@@ -2,13 +2,14 @@ package rowstore
 
 import (
 	"encoding/binary"
+	"unsafe"
 
 	"github.com/rowraft/rowraft"
 )
 
 // RestoreRow adds a row from its record, as Snapshot.AppendSlot wrote it, with
-// its version, recency and count. It updates the digest as any change does; the caller compares
-// the digest with the expected one. RestoreRow keeps no part of rec.
+// its version and, in a tracked table, its recency and count. It updates the digest as any change does; the caller
+// compares the digest with the expected one. RestoreRow keeps no part of rec.
 //
 // On an error nothing has changed: CodeCorrupt if the length of the record is not that of this
 // table, its version is impossible, or its key already has a row;
@@ -44,11 +45,11 @@ func (t *Table) RestoreRow(rec []byte) error {
 	if err != nil {
 		return err
 	}
-	copy(t.index.bytes(r)[:versionOffset], rec)
-	copy(t.index.bytes(r)[headerBytes:], rec[headerBytes:])
+	copy(unsafe.Slice((*byte)(unsafe.Add(r.p, weightsAt)), len(rec)-headerBytes), rec[headerBytes:])
 	r.setVersion(version)
 	if t.track != nil {
-		*r.recency() = t.track.restored(*r.recency())
+		*r.recency() = t.track.restored(binary.LittleEndian.Uint32(rec))
+		*r.count() = binary.LittleEndian.Uint32(rec[4:])
 	}
 	s := t.index.slot(slot)
 	s.version = max(s.version, version)

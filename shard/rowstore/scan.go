@@ -47,7 +47,7 @@ func (l *Listing) End() { l.t.index.grace.Leave(l.epoch) }
 func (l *Listing) AppendKeys(dst []rowraft.Key, most int) (out []rowraft.Key, done bool) {
 	l.t.lock.RLock()
 	defer l.t.lock.RUnlock()
-	done = l.next(most, keyOffset+8, func(r record) {
+	done = l.next(most, weightsAt, func(r record) {
 		if r.loadVersion() != gone || l.t.index.tier != nil { // a row that moved out of memory is gone from there
 			dst = append(dst, rowraft.Key(r.key()))
 		}
@@ -61,7 +61,7 @@ func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 	var cold []coldEntry
 	n := 0
 	flush := func() {
-		order.Prefetch(&addr[0], n, keyOffset, min(touched, maxPrefetch))
+		order.Prefetch(&addr[0], n, 0, min(touched, maxPrefetch))
 		for _, p := range addr[:n] {
 			do(record{p})
 		}
@@ -81,7 +81,7 @@ func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 				cold = append(cold, coldEntry{e: e})
 				continue
 			}
-			addr[n] = l.t.index.slab.At(slab.Place(uint32(e) - 1))
+			addr[n] = l.t.index.at(slab.Place(uint32(e) - 1)).p
 			if n++; n == scanRecords {
 				flush()
 			}

@@ -116,7 +116,7 @@ func (c *slotCheck) next(x *index, most int) (size int, ok bool) {
 		return slot == c.slot && tag == want
 	}
 	hash := func() bool { // adds the records at addr
-		order.Prefetch(&addr[0], n, keyOffset, min(x.recordBytes(), maxPrefetch))
+		order.Prefetch(&addr[0], n, 0, min(x.rowBytes(), maxPrefetch))
 		for i := range n {
 			if !add(record{addr[i]}, tags[i]) {
 				return false
@@ -152,7 +152,7 @@ func (c *slotCheck) next(x *index, most int) (size int, ok bool) {
 			if !x.slab.Has(p) {
 				return size, false
 			}
-			addr[n], tags[n] = x.slab.At(p), uint32(e>>32)
+			addr[n], tags[n] = x.at(p).p, uint32(e>>32)
 			if n++; n == atOnce && !hash() {
 				return size, false
 			}

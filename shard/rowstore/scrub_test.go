@@ -52,7 +52,7 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 			t.Fatal("the row is gone")
 		}
 		b := tb.index.bytes(r)
-		for i := keyOffset; i < len(b); i++ {
+		for i := tb.index.lead; i < len(b); i++ {
 			for bit := range 8 {
 				b[i] ^= 1 << bit
 				if clean(slot) {

@@ -351,10 +351,10 @@ func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEnt
 func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter uint64) []byte {
 	var ring [recordsAhead]unsafe.Pointer
 	var cold []coldEntry
-	found, size := 0, s.t.index.slabRecordBytes()
+	found, size := 0, s.t.index.rowBytes()
 	row := func(r record) {
 		if v := r.loadVersion(); v <= counter && v > since {
-			dst = append(dst, s.t.index.bytes(r)...)
+			dst = s.t.index.appendRecord(dst, r)
 		}
 	}
 	for i := range entries {
@@ -397,9 +397,9 @@ func (s *Snapshot) appendImages(dst []byte, c *cut, since uint64, maxEntries int
 	s.read = s.read[:0]
 	for ; c.image != 0 && maxEntries > 0; maxEntries-- {
 		p := slab.Place(c.image - 1)
-		r := record{s.kept.images.At(p)}
+		r := s.t.index.recordAt(s.kept.images.At(p))
 		if *r.version() > since {
-			dst = append(dst, s.t.index.bytes(r)...)
+			dst = s.t.index.appendRecord(dst, r)
 		}
 		s.read = append(s.read, p)
 		c.image = *s.t.index.nextImage(r)

@@ -63,7 +63,7 @@ func (f *memFile) Close() error {
 // stored returns the record of key, wherever it is.
 func stored(t *Table, slot rowraft.Slot, tag uint32, key rowraft.Key) (rec string, ok bool) {
 	if r, ok := t.index.find(slot, tag, key); ok {
-		return string(t.index.bytes(r)), true
+		return string(t.index.appendRecord(nil, r)), true
 	}
 	if t.Tier() == nil {
 		return "", false
@@ -71,7 +71,7 @@ func stored(t *Table, slot rowraft.Slot, tag uint32, key rowraft.Key) (rec strin
 	_, _, cold := t.Tier().lookup(t.index.segment(slot, tag), slot, tag, key, 0, nil)
 	_ = t.Tier().each(cold, func(_ *coldEntry, r record) {
 		if r.key() == uint64(key) {
-			rec, ok = string(t.index.bytes(r)), true
+			rec, ok = string(t.index.appendRecord(nil, r)), true
 		}
 	})
 	return rec, ok

@@ -83,7 +83,7 @@ func (r *Tier) takeWaiting() error {
 	w.n.Store(0)
 	w.Unlock()
 	for _, row := range rows {
-		rec := record{unsafe.Pointer(unsafe.SliceData(row.record))}
+		rec := r.table.index.recordAt(unsafe.Pointer(unsafe.SliceData(row.record)))
 		if err := r.warm(r.table.index.slotOf(rowraft.Key(rec.key())), row.e, rec); err != nil {
 			return err
 		}

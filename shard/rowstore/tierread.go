@@ -30,7 +30,7 @@ var entryLists = sync.Pool{New: func() any { return new([]coldEntry) }}
 func (r *Tier) each(entries []coldEntry, do func(c *coldEntry, rec record)) error {
 	slices.SortFunc(entries, func(a, b coldEntry) int { return cmp.Compare(uint32(a.e), uint32(b.e)) })
 	err := r.file.Read(len(entries), func(i int) int { return coldPlace(entries[i].e) }, func(i int, b []byte) {
-		do(&entries[i], record{unsafe.Pointer(unsafe.SliceData(b))})
+		do(&entries[i], r.table.index.recordAt(unsafe.Pointer(unsafe.SliceData(b))))
 	})
 	if err != nil {
 		return r.Break(err)
@@ -157,7 +157,7 @@ func (r *Tier) wait(e uint64, rec record, most int) {
 	if int(w.n.Load()) >= most {
 		return
 	}
-	words := slices.Clone(unsafe.Slice((*uint64)(rec.p), r.table.index.slabRecordBytes()/8))
+	words := slices.Clone(unsafe.Slice((*uint64)(r.table.index.start(rec)), r.table.index.slabRecordBytes()/8))
 	w.Lock()
 	defer w.Unlock()
 	w.rows = append(w.rows, waitingRow{e, words})

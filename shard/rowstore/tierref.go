@@ -121,6 +121,20 @@ func (x *index) insertCold(slot rowraft.Slot, e uint64) (old segment, err error)
 	return old, nil
 }
 
+// IsCold reports whether inFile is the size in a tier's file of a stored record of recordBytes.
+func IsCold(inFile, recordBytes int) bool {
+	return inFile == alignedBytes(recordBytes) || inFile == alignedBytes(recordBytes-keyOffset)
+}
+
+// AppendCold appends the stored record of recordBytes of which a tier's file has b.
+// REQUIRES: IsCold(len(b), recordBytes).
+func AppendCold(dst, b []byte, recordBytes int) []byte {
+	if len(b) < recordBytes { // of a table that is not tracked
+		dst, recordBytes = append(dst, noRecency[:]...), recordBytes-keyOffset
+	}
+	return append(dst, b[:recordBytes]...)
+}
+
 // ColdPlace returns the place of the first of entries, which are those of RestoreCold.
 func ColdPlace(entries []byte) (place int, ok bool) {
 	e := binary.LittleEndian.Uint64(entries)

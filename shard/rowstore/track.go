@@ -116,8 +116,9 @@ func (t *Table) Counters() Counters {
 	return Counters{c.admitted.Load(), c.rejected.Load(), c.evicted.Load(), c.expired.Load(), uint64(k.total.Load())}
 }
 
-func (r record) recency() *uint32 { return (*uint32)(r.p) }
-func (r record) count() *uint32   { return (*uint32)(unsafe.Add(r.p, countOffset)) }
+// REQUIRES, for recency and count: the table is tracked.
+func (r record) recency() *uint32 { return (*uint32)(unsafe.Add(r.p, recencyAt)) }
+func (r record) count() *uint32   { return (*uint32)(unsafe.Add(r.p, countAt)) }
 
 // draw reports whether draw number n of a slot admits key.
 func (k *track) draw(key rowraft.Key, n uint64) bool {

@@ -19,6 +19,7 @@ const (
 	minSegment = 16
 	maxSegment = 8192
 	indexEntry = 8
+	untracked  = 8                  // bytes of a record that the memory of a table without policies does not have
 	limits     = 16                 // loads at which segments grow, see fullAt
 	fullMean   = (51 - 15.0/2) / 64 // their mean
 )
@@ -52,6 +53,9 @@ func newForecast(s rowraft.Schema, rows, slots float64) (forecast, error) {
 		return forecast{}, err
 	}
 	f := forecast{recordBytes: record, rowBytes: (record + 7) &^ 7}
+	if !s.Tracked() {
+		f.rowBytes -= untracked
+	}
 	if rows < 1 {
 		return f, nil
 	}

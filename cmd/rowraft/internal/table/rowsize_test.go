@@ -9,7 +9,7 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
-// TestForecastIsWhatIsMeasured to 5 %, for records of three sizes at several fill
+// TestForecastIsWhatIsMeasured to 7 %, for records of three sizes at several fill
 // grades of the index, and for a slot whose index is in many segments.
 func TestForecastIsWhatIsMeasured(t *testing.T) {
 	for _, tc := range []struct {
@@ -52,7 +52,7 @@ func TestForecastIsWhatIsMeasured(t *testing.T) {
 				t.Errorf("%+v: records of %d bytes, forecast %d", tc.flags, table.RecordBytes(), f.recordBytes)
 			}
 			got, want := float64(table.Bytes())/float64(rows), f.memoryBytes(float64(rows), 1)/float64(rows)
-			if math.Abs(want/got-1) > 0.05 {
+			if math.Abs(want/got-1) > 0.07 {
 				t.Errorf("dim %d %s %s, %d rows: %.1f bytes a row, forecast %.1f", tc.flags.dim, tc.flags.optimizer,
 					tc.flags.storage, rows, got, want)
 			}
