@@ -310,7 +310,8 @@ func TestQuorumGoesOnWithoutAWorker(t *testing.T) {
 	m.quorum = 2
 	cfg := modeConfig(Sync, 20, 0)
 	cfg.Audit, cfg.Quorum = false, 0.6
-	cfg.Dense.Schedule = &tableconf.Schedule{Kind: tableconf.Linear, Steps: 20} // by the steps of the job, or parts disagree
+	// By the steps of the job, or parts disagree.
+	cfg.Dense.Schedule = &tableconf.Schedule{Kind: tableconf.Linear, Steps: 20}
 	results := m.train(t, cfg, func(_ *Config, w *worker) {
 		if w.rank != 2 {
 			return

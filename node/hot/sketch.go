@@ -193,8 +193,8 @@ func (s *Sketch) View(table rowraft.TableID, limit int) (v View) {
 	return v
 }
 
-// byCount is a heap of counters, the lowest count first. A counter keeps its number, so moving it in the heap changes no
-// map.
+// byCount is a heap of counters, the lowest count first. A counter keeps its number: the heap moves numbers, and no map
+// changes.
 type byCount struct {
 	counters []Count
 	order    []int32 // numbers of the counters, as a heap
