@@ -73,6 +73,7 @@ SIGINT and SIGTERM end it after the requests that have begun.`,
 	f.IntVar(&l.Examples, "max-examples", 4096, "examples of a request")
 	f.Int64Var(&l.Bytes, "max-bytes", 4<<20, "bytes of a request")
 	f.IntVar(&l.Queue, "queue", 16384, "examples that may wait; further requests are refused")
+	cli.Exclusive(f, "weights", []string{"from"}, []string{"endpoints", "max-age"})
 	return cmd
 }
 

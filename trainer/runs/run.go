@@ -168,15 +168,6 @@ func scoreOf(h *report.Held, kind string) Score {
 	return Score{report.MetricName(name), value, less, kind}
 }
 
-// lastPoint returns the last point of a process; the zero Point if there is none.
-func (p *Process) lastPoint() Point {
-	if len(p.Points) == 0 {
-		return Point{Loss: report.Number(math.NaN()), AUC: report.Number(math.NaN()),
-			Accuracy: report.Number(math.NaN()), Stale: report.Number(math.NaN())}
-	}
-	return p.Points[len(p.Points)-1]
-}
-
 // Files returns the files that this package has made for a run, with their bytes, and what else is in its folder.
 func (r *Run) Files() (own []string, bytes int64, other []string, err error) {
 	entries, err := os.ReadDir(r.Dir)
