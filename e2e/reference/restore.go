@@ -216,6 +216,8 @@ func (m *Machine) stageBlock(k block, base uint32) rowraft.Code {
 		}
 		if tracked(&t.Schema) {
 			r.Recency = k.aged(r.Recency, base)
+		} else {
+			r.Recency, r.Count = 0, 0
 		}
 		strangers = strangers || slot != k.slot
 		t.Rows[key] = r
