@@ -94,6 +94,9 @@ func (c *Config) Validate(mode, reads string) error {
 	case mode != "async" && mode != "ssp":
 		return invalid("cache: mode %s has no cache: in sync every trainer computes with the newest rows, and geo has a "+
 			"copy of its own; modes async and ssp have one", mode)
+	case c.On == Device && limit.Age > 0 && mode == "ssp":
+		return invalid("cache: on device with staleness.age: in ssp a batch waits for other trainers after its copies were " +
+			"chosen: set staleness.steps")
 	case reads == "linearizable":
 		return invalid("cache: reads are linearizable, and a copy may be older: set reads.mode to leader or bounded")
 	}

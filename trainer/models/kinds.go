@@ -68,20 +68,35 @@ func onCPU(rowWidth func(int) int, wire func(*net) (head, error)) Kind {
 	return Kind{RowWidth: rowWidth, New: func(_ compute.Backend, c *Config) (Model, error) { return newNet(c, wire) }}
 }
 
+// equalWidths makes k refuse features whose rows have another width than those of Config.Dim.
+func equalWidths(k Kind) Kind {
+	build := k.New
+	k.New = func(backend compute.Backend, c *Config) (Model, error) {
+		for _, w := range c.Widths {
+			if want := k.RowWidth(c.Dim); w != want {
+				return nil, invalid("a feature has rows of %d weights, and this kind of model wants %d for all: remove dim from "+
+					"the features of the schema, or use kind dcn or two-tower", w, want)
+			}
+		}
+		return build(backend, c)
+	}
+	return k
+}
+
 var kinds = map[string]Kind{
 	"lr":        onCPU(linearOnly, lr),
-	"fm":        onCPU(linearFirst, fmModel),
-	"wide-deep": onCPU(linearFirst, wideDeep),
-	"deepfm":    onCPU(linearFirst, deepFM),
+	"fm":        equalWidths(onCPU(linearFirst, fmModel)),
+	"wide-deep": equalWidths(onCPU(linearFirst, wideDeep)),
+	"deepfm":    equalWidths(onCPU(linearFirst, deepFM)),
 	"dcn":       onCPU(embedding, dcn),
 	"two-tower": onCPU(embedding, twoTower),
-	"dlrm": {RowWidth: embedding, New: func(b compute.Backend, c *Config) (Model, error) {
+	"dlrm": equalWidths(Kind{RowWidth: embedding, New: func(b compute.Backend, c *Config) (Model, error) {
 		if b == nil || c.tasks() > 1 || c.Loss == MSE {
 			return newNet(c, dlrm)
 		}
 		return NewDLRMGraph(b, DLRMGraphConfig{Batch: c.Batch, Dense: c.Dense, Categorical: len(c.Widths), Dim: c.Dim,
 			Bottom: c.Bottom, Top: c.Top})
-	}},
+	}}),
 	"lenet": {Images: true, New: func(b compute.Backend, c *Config) (Model, error) {
 		return NewLeNet(b, LeNetConfig{Batch: c.Batch, Height: c.Height, Width: c.Width, Classes: c.Classes})
 	}},

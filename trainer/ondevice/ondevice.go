@@ -10,10 +10,10 @@ package ondevice
 import (
 	"math"
 	"sync/atomic"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
+	"github.com/rowraft/rowraft/internal/elapsed"
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
@@ -29,9 +29,9 @@ type Rows struct {
 	bytes   int64
 
 	// open sets these when the first batch comes.
-	places  *cache.Places
-	model   *models.DLRMRows
-	started time.Time
+	places *cache.Places
+	model  *models.DLRMRows
+	clock  *elapsed.Clock // of the ages of copies
 
 	copies atomic.Pointer[cache.Places] // places, for any goroutine
 }
@@ -86,7 +86,7 @@ func (r *Rows) open() (err error) {
 	if r.model != nil {
 		return nil
 	}
-	r.started = time.Now()
+	r.clock = elapsed.NewClock(elapsed.BootTime)
 	r.places = cache.NewPlaces(max(int(r.bytes/int64(4*r.c.Dim)), 1))
 	r.copies.Store(r.places)
 	r.model, err = models.NewDLRMRows(r.backend.Backend, r.c, r.places.Rows(r.c.Batch*r.c.Categorical))
@@ -116,10 +116,9 @@ func (r *Rows) ToPull(b *Batch, p *pool.Rows, f *pool.Fields, reuse cache.Reuse)
 // missing sets b.keys to those of keys whose rows the device lacks, or has older than reuse allows, and makes room in
 // b.values. keys are ascending and different.
 func (r *Rows) missing(b *Batch, keys []rowraft.Key, reuse cache.Reuse) {
-	clock := func() uint64 { return uint64(time.Since(r.started)) + 1 }
-	now, since := reuse.Limits(clock)
+	now, since := reuse.Limits(r.clock.Now)
 	if now == 0 { // no copies
-		now = clock()
+		now = r.clock.Now()
 		since = now
 	}
 	b.asOf = now
