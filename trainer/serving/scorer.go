@@ -96,6 +96,7 @@ type Scorer struct {
 	clock *elapsed.Clock
 
 	compute chan struct{} // holds a token for each worker that computes
+	late    chan struct{} // holds a token for each worker that waits for rows that did not come soon
 	now     atomic.Pointer[weights]
 	away    atomic.Pointer[error] // of the last try to renew the dense weights; nil: it succeeded
 	renew   chan struct{}         // asks for a try now
@@ -121,7 +122,7 @@ const pullers = 2
 func New(ctx context.Context, m Model, rows Rows, o Options) (*Scorer, error) {
 	s := &Scorer{model: m, rows: rows, opt: o, tasks: max(m.Shape.Labels, 1), queue: newQueue(o.Queue),
 		clock: elapsed.NewClock(elapsed.BootTime), compute: make(chan struct{}, runtime.GOMAXPROCS(0)),
-		renew: make(chan struct{}, 1)}
+		late: make(chan struct{}, pullers), renew: make(chan struct{}, 1)}
 	_, s.still = rows.(still)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	var workers []*worker

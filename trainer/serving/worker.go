@@ -60,7 +60,11 @@ func (w *worker) answer(chunks []chunk) {
 	patience := w.patience(chunks)
 	begun := time.Now()
 	if w.s.away.Load() == nil {
-		err := w.score(chunks, w.s.opt.copyAge()/2, min(patience, soon))
+		first := soon
+		if len(w.s.late) > 0 { // some rows do not come
+			first = awayPatience
+		}
+		err := w.score(chunks, w.s.opt.copyAge()/2, min(patience, first))
 		if err == nil || !rowraft.CodeOf(err).Retryable() {
 			finish(chunks, err)
 			return
@@ -68,19 +72,25 @@ func (w *worker) answer(chunks []chunk) {
 		w.s.askToRenew()
 	}
 	var err error
-	left := chunks[:0]
+	left, each := chunks[:0], awayPatience
 	for i := range chunks {
 		one := []chunk{chunks[i]}
-		switch oneErr := w.score(one, w.s.opt.copyAge(), min(patience, awayPatience)); {
+		switch oneErr := w.score(one, w.s.opt.copyAge()-min(awayPatience, w.s.opt.copyAge()/8), min(patience, each)); {
 		case oneErr == nil || !rowraft.CodeOf(oneErr).Retryable():
 			finish(one, oneErr)
 		default:
 			left, err = append(left, chunks[i]), oneErr
+			each = max(each/2, awayPatience/16) // all chunks wait 0.2 s and 6 ms each, at most
 		}
 	}
 	patience -= time.Since(begun)
 	if len(left) > 0 && patience > 0 && w.s.away.Load() == nil {
-		err = w.score(left, w.s.opt.copyAge()/2, patience)
+		select {
+		case w.s.late <- struct{}{}:
+			err = w.score(left, w.s.opt.copyAge()/2, patience)
+			<-w.s.late
+		default: // the other workers are for requests whose rows come
+		}
 	}
 	finish(left, err)
 }
@@ -161,6 +171,9 @@ func (w *worker) pull(copyAge, patience time.Duration, done *Batch) (flat []floa
 	} else {
 		for i := range w.segs {
 			w.segs[i].Reuse = client.Reuse{MaxAge: copyAge}
+		}
+		if !w.s.still { // what is there at the beginning ages during the wait for the rest
+			patience = min(patience, w.s.opt.copyAge()-copyAge)
 		}
 	}
 	if len(w.segs) > 0 {

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	servingv1 "github.com/rowraft/rowraft/proto/rowraft/serving/v1"
@@ -33,6 +35,11 @@ func (g *scoring) score(ctx context.Context, req *servingv1.ScoreRequest) ([]flo
 	if err := g.s.mayScore(rpc.CallerOf(ctx)); err != nil {
 		return nil, err
 	}
+	size := int64(proto.Size(req))
+	if err := g.s.bytes.take(size); err != nil {
+		return nil, err
+	}
+	defer g.s.bytes.give(size)
 	most := g.s.cfg.Limits.Examples
 	switch {
 	case len(req.Lines) > 0 && len(req.Examples) > 0:

@@ -16,7 +16,7 @@ import (
 // connKey is the context key of the connection of an HTTP request.
 type connKey struct{}
 
-// maxBytesInFlight bounds the bodies of all HTTP requests in memory.
+// maxBytesInFlight bounds all requests in memory.
 const maxBytesInFlight = 256 << 20
 
 // budget is a number of bytes, of which each request takes a part.

@@ -70,7 +70,7 @@ type Server struct {
 
 // Start opens the ports, and serves when the scorer has its weights.
 func Start(cfg Config) (_ *Server, err error) {
-	s := &Server{cfg: cfg, bytes: budget{limit: maxBytesInFlight}}
+	s := &Server{cfg: cfg, bytes: budget{limit: max(maxBytesInFlight, cfg.Limits.Bytes)}}
 	if s.source, err = cfg.TLS.Open(cfg.Log); err != nil {
 		return nil, err
 	}
@@ -146,8 +146,8 @@ func (s *Server) serveHTTP(l net.Listener) {
 		l = tls.NewListener(l, s.source.Probed())
 	}
 	s.http = &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: 2 * time.Minute,
-		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute,
+		WriteTimeout: 2*time.Minute + s.cfg.Limits.Timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ErrorLog:    slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug), // a failed handshake is the client's error
 	}

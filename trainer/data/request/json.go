@@ -83,10 +83,19 @@ func (p *Parser) object(t *tokens, b **data.Batch, most int) error {
 
 // cell parses the value of a feature.
 func (p *Parser) cell(t *tokens) (c cell, err error) {
+	room := func() error {
+		if len(p.items) >= maxItems {
+			return fmt.Errorf("more than %d values in the lists of an example", maxItems)
+		}
+		return nil
+	}
 	switch t.peek() {
 	case '[':
 		c.list, c.from = true, len(p.items)
 		err = t.array(func() error {
+			if err := room(); err != nil {
+				return err
+			}
 			if t.peek() != '[' {
 				text, err := t.value()
 				p.items = append(p.items, item{text: text})
@@ -111,6 +120,9 @@ func (p *Parser) cell(t *tokens) (c cell, err error) {
 	case '{':
 		c.list, c.from = true, len(p.items)
 		err = t.object(func(key []byte) error {
+			if err := room(); err != nil {
+				return err
+			}
 			weight, err := t.value()
 			if err == nil && weight == nil {
 				err = fmt.Errorf("the weight of %q is null", key)

@@ -62,6 +62,11 @@ func NewParser(s *data.Schema) (*Parser, error) {
 			add(c.Weights.String(), at+len(s.Categorical))
 		}
 	}
+	for i := range s.Categorical { // its own name is the feature's, also where it is the column of another
+		if c := &s.Categorical[i]; c.Name != "" && c.Name != c.Column.Column {
+			p.names[c.Name] = []int{len(s.Dense) + i}
+		}
+	}
 	for i := range s.Labels {
 		for _, name := range []string{s.Labels[i].Name, s.Labels[i].Column.String()} {
 			if _, is := p.names[name]; !is {
@@ -132,9 +137,13 @@ func (p *Parser) Values(examples []Example) (*data.Batch, error) {
 	return b, nil
 }
 
+// maxItems bounds the values in the lists of one example: each takes many times the bytes of a short value.
+const maxItems = 64 << 10
+
 // begin begins an example.
 func (p *Parser) begin() {
 	clear(p.cells)
+	clear(p.items) // they keep the text of the request
 	p.items = p.items[:0]
 }
 

@@ -291,3 +291,28 @@ func schema(t *testing.T, text string) *data.Schema {
 	}
 	return s
 }
+
+// The name of a feature is that of the feature, also where it is the column of another one.
+func TestNamesThatAreColumnsToo(t *testing.T) {
+	p := parserOf(t, schema(t, "label: {column: label}\ncategorical:\n  - {column: timestamp, name: hour}\n"+
+		"  - {column: hour, name: local}\n"))
+	for text, want := range map[string]string{
+		`{"examples": [{"hour": 17, "local": 3}]}`:     "",
+		`{"examples": [{"timestamp": 17, "hour": 3}]}`: "twice",
+	} {
+		_, err := p.JSON([]byte(text), 9)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// Lists of a small request may not take many times its bytes.
+func TestListsAreBounded(t *testing.T) {
+	p := parserOf(t, schema(t, "label: {column: label}\ncategorical: [{column: a}]\n"))
+	_, err := p.JSON([]byte(`{"examples": [{"a": [`+strings.Repeat("0,", maxItems)+`0]}]}`), 9)
+	if rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "values in the lists") ||
+		cap(p.items) > 2*maxItems {
+		t.Errorf("%v, room for %d values", err, cap(p.items))
+	}
+}
