@@ -89,7 +89,8 @@ func (c *Service) due(p *meta.Policy, now time.Time) (next time.Time, ok bool) {
 	every := time.Duration(spec.GetEveryNs())
 	last := int64(max(r.GetSetNs(), r.GetBegunNs()))
 	wait := every
-	if n := r.GetFailures(); n > 0 {
+	// A checkpoint on request is one of the moment of the request: a later one would take its place.
+	if n := r.GetFailures(); n > 0 && every < meta.MaxPolicyEvery {
 		wait = min(every, policyRetry<<min(n-1, uint32(bits.Len64(uint64(meta.MaxPolicyEvery/policyRetry)))))
 	}
 	next = time.Unix(0, last).Add(wait)

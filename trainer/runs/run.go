@@ -154,7 +154,7 @@ func (r *Run) Score() Score {
 func ScoreOf(r *report.Result) Score {
 	switch {
 	case r == nil:
-	case r.HeldExamples > 0:
+	case r.HeldExamples > 0 && (r.StopReason == "" || r.BestScore == nil):
 		return scoreOf(report.NewHeld(r.Steps, r), "")
 	case r.BestScore != nil: // it stopped early
 		return Score{Name: report.MetricName(r.BestScore.Metric), Value: float64(r.BestScore.Value),

@@ -2,6 +2,7 @@ package runs
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -257,6 +258,8 @@ func (r *Recorder) End(result *report.Result, failure error) {
 	e := End{Seconds: report.Number(math.Round(1e3*time.Since(r.head.Started).Seconds()) / 1e3), State: Finished,
 		Result: result}
 	switch {
+	case failure == context.Canceled: // a signal
+		e.State = Interrupted
 	case failure != nil:
 		e.State, e.Error = Failed, cut(failure.Error())
 	case result != nil && result.Interrupted && result.StopReason == "": // early stopping is an end
@@ -311,9 +314,10 @@ func (r *Recorder) flush(last bool) error {
 		if err != nil {
 			return err
 		}
+		err = os.Rename(part, r.path) // before the lock of the old file ends
 		r.file.Close()
 		r.file = f
-		return os.Rename(part, r.path)
+		return err
 	}
 	if _, err := r.file.Write(text); err != nil {
 		return err
