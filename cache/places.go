@@ -14,7 +14,7 @@ import (
 type Places struct {
 	c     *Cache
 	batch uint32   // number of the last Assign
-	used  []uint32 // of each line: the last batch that has it
+	used  []uint32 // by line: the last batch that has it
 }
 
 // NewPlaces returns the places of at least so many rows. REQUIRES: rows is 1 or more.

@@ -89,7 +89,7 @@ type Config struct {
 
 	Audit    bool   `yaml:"audit"`    // change audit rows with each push
 	Evaluate *bool  `yaml:"evaluate"` // score the held-out examples at the end; default true
-	Device   string `yaml:"device"`   // that computes the model: auto, cpu or cuda
+	Device   string `yaml:"device"`   // the model is computed on it: auto, cpu or cuda
 
 	member    *jobs.Member // the membership of the job, after registration
 	set       data.Set     // opened for registration

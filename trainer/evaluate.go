@@ -56,7 +56,10 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 	defer src.Close()
 	w := j.newWork()
 	all := report.HeldScore{Numbers: j.shape.Numbers, Labels: j.shape.Labels}
-	for batches, first := int64(0), true; ; batches++ {
+	if err := pullDense(ctx, j, w.flat); err != nil {
+		return err
+	}
+	for batches := int64(0); ; batches++ {
 		if err := src.Next(w.data); err == io.EOF {
 			break
 		} else if err != nil {
@@ -66,10 +69,9 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 			continue // the rest has only bad lines
 		}
 		w.prepare(j.fields)
-		if err := w.pullHeld(ctx, j, first); err != nil {
+		if err := w.pullHeld(ctx, j); err != nil {
 			return err
 		}
-		first = false
 		w.pooled.Gather(j.fields, w.data, w.batch.Fields)
 		if err := j.model.Predict(&w.batch, w.flat, &w.result); err != nil {
 			return err
@@ -87,23 +89,16 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 	return nil
 }
 
-// pullHeld fills w with the weights of a batch of held-out examples and, if dense is set, with the dense weights.
-func (w *work) pullHeld(ctx context.Context, j *Job, dense bool) error {
-	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
-	defer cancel()
+// pullHeld fills w with the weights of a batch of held-out examples.
+func (w *work) pullHeld(ctx context.Context, j *Job) error {
 	w.Segs = j.rowSegments(w, w.pooled.Weights)
-	if dense {
-		w.Segs = j.layout.Segments(w.Segs, w.delta)
-	}
 	if len(w.Segs) == 0 {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
+	defer cancel()
 	if err := j.tables.Pull(ctx, w.Segs); err != nil {
 		return fmt.Errorf("held-out examples: pull %d rows: %w", tables.CountRows(w.Segs), err)
-	}
-	if dense {
-		j.layout.Weights(w.flat, w.delta)
-		j.hybrid.fill(w.flat)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 // Predicted are the predictions of a batch. They are valid until the function that gets them returns.
 type Predicted struct {
 	N      int
-	Lines  *data.Lines // of the examples, with DataConfig.KeepLines; otherwise nil
+	Lines  *data.Lines // where the examples stand in their file; nil unless DataConfig.KeepLines is set
 	Result *models.Result
 }
 
@@ -66,7 +66,7 @@ func (j *Job) Predict(caller context.Context, workers int, to func(*Predicted) e
 	batches := int64(0)
 	p := &ordered.Stages[*work]{
 		Read: func(ctx context.Context, w *work) error {
-			err := data.ErrNoneYet // of a stream
+			err := data.ErrNoneYet // a stream returns it until it has examples
 			for errors.Is(err, data.ErrNoneYet) && ctx.Err() == nil {
 				err = src.Next(w.data)
 			}
@@ -75,7 +75,7 @@ func (j *Job) Predict(caller context.Context, workers int, to func(*Predicted) e
 			}
 			return err
 		},
-		Pull: func(ctx context.Context, w *work) error { return w.pullHeld(ctx, j, false) },
+		Pull: func(ctx context.Context, w *work) error { return w.pullHeld(ctx, j) },
 		Write: func(w *work) error {
 			if err := to(&Predicted{N: w.batch.N, Lines: w.data.Lines, Result: &w.result}); err != nil {
 				return fmt.Errorf("write predictions: %w", err)

@@ -103,8 +103,11 @@ func Convert(dst []byte, to rowraft.DType, src []byte, from rowraft.DType) {
 	}
 }
 
-// RoundAll rounds numbers to the nearest bfloat16.
-func RoundAll(v []float32) {
+// RoundTo rounds numbers to the nearest ones of type to.
+func RoundTo(to rowraft.DType, v []float32) {
+	if to != rowraft.BFloat16 {
+		return
+	}
 	for i := range v {
 		v[i] = math.Float32frombits(uint32(BFloat16(v[i])) << 16)
 	}

@@ -28,10 +28,13 @@ type recording struct {
 	ended bool
 }
 
+// isRecorded reports whether a run of cfg has a record: its job has a folder of runs, and it trains.
+func (o *options) isRecorded(cfg *trainer.Config) bool { return cfg.Runs != "" && !o.mustExist }
+
 // record begins the record of a run of cfg, after the worker has entered its job; nil if the job has no folder of
 // runs. head is that of headOf.
 func (o *options) record(cfg *trainer.Config, head runs.Head) (*recording, error) {
-	if cfg.Runs == "" || o.mustExist {
+	if !o.isRecorded(cfg) {
 		return nil, nil
 	}
 	head.Job, head.Trainers, head.Worker = cfg.Job, cfg.Trainers, o.worker

@@ -22,7 +22,7 @@ import (
 type runsOptions struct {
 	dir    string
 	format string
-	out    string // of the page
+	out    string // the page's file
 	yes    bool
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/exported"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/runs"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -46,7 +47,7 @@ type options struct {
 	export          *exportFlags    // write the model to a directory, with mustExist
 	exportTo        string          // directory to which train writes the model
 	from            string          // directory of an exported model, instead of a cluster
-	exported        *exported.Model // that of from
+	exported        *exported.Model // the model in the directory from
 	fresh, yes      bool            // delete the job's tables first; do not ask before that
 	vocabCacheSize  int             // rows of the cache
 	set             []string        // settings of the job's file that the command line changes, KEY=VALUE
@@ -349,9 +350,11 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 		return err
 	}
 	defer p.close()
-	head, err := o.headOf(cfg)
-	if err != nil {
-		return err
+	var head runs.Head
+	if o.isRecorded(cfg) {
+		if head, err = o.headOf(cfg); err != nil {
+			return err
+		}
 	}
 	tables, c, err := o.connect(ctx, cfg)
 	if err != nil {

@@ -105,7 +105,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Certificates/DeleteToken":      admins,
 	"/rowraft.v1.Certificates/RenewCertificate": anybody, // only its own certificate
 
-	// of rowraft-trainer serve, not of a server of the cluster
+	// rowraft-trainer serve has this one, not a server of the cluster
 	"/rowraft.serving.v1.Scoring/Score": readers,
 
 	"/grpc.health.v1.Health/Check": anybody,

@@ -133,9 +133,7 @@ func (rs *records) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
 	for first := 0; first < rs.dim; first += len(part) {
 		w := part[:min(len(part), rs.dim-first)]
 		optim.InitFrom(rs.schema.Initializer, key, first, w)
-		if rs.storage == rowraft.BFloat16 {
-			wire.RoundAll(w)
-		}
+		wire.RoundTo(rs.storage, w)
 		wire.PutFloats(dst[first*dt.Size():], dt, w)
 	}
 }

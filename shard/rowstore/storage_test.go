@@ -148,7 +148,7 @@ func TestSmallStepsAddUp(t *testing.T) {
 			for i, w := range weights(table) { // the loss (w − goal)²/2 of a noisy example
 				g[i] = w - goal + float32(noise.NormFloat64()*0.1)
 				nearest := []float32{w - lr*g[i]}
-				if wire.RoundAll(nearest); table == half && step < 100 && nearest[0] != w {
+				if wire.RoundTo(rowraft.BFloat16, nearest); table == half && step < 100 && nearest[0] != w {
 					moved++
 				}
 			}

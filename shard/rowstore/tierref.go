@@ -129,7 +129,7 @@ func IsCold(inFile, recordBytes int) bool {
 // AppendCold appends the stored record of recordBytes of which a tier's file has b.
 // REQUIRES: IsCold(len(b), recordBytes).
 func AppendCold(dst, b []byte, recordBytes int) []byte {
-	if len(b) < recordBytes { // of a table that is not tracked
+	if len(b) < recordBytes { // the table is not tracked
 		dst, recordBytes = append(dst, noRecency[:]...), recordBytes-keyOffset
 	}
 	return append(dst, b[:recordBytes]...)

@@ -45,7 +45,7 @@ type Report struct {
 	PluginVersion string    `json:"plugin_version,omitempty"` // PJRT API version of the plugin
 	Widened       bool      `json:"widened,omitempty"`        // see widenedBytes
 	Backend       string    `json:"backend,omitempty"`        // the library's name of the opened one: go or xla
-	Devices       []string  `json:"devices,omitempty"`        // of the opened backend
+	Devices       []string  `json:"devices,omitempty"`        // the opened backend's devices
 	Libraries     []Library `json:"libraries,omitempty"`      // in the order they were loaded
 	CUDADataDir   string    `json:"cuda_data_dir,omitempty"`
 	// Reason is why CUDA cannot be used, in one line; "" if it is used or was not asked for.
@@ -87,7 +87,7 @@ func deviceList(names []string) string {
 var opened struct {
 	sync.Mutex
 	cpu, cuda *Backend
-	plugin    loadedPlugin // of the last attempt to open CUDA
+	plugin    loadedPlugin // the plugin of the last attempt to open CUDA
 }
 
 // Open returns the backend of a device: Auto, CPU or CUDA. It always returns a

@@ -22,7 +22,7 @@ const widenedBytes = 64
 
 // loadedPlugin is what a plugin states about itself.
 type loadedPlugin struct {
-	version string // of its PJRT API
+	version string // its version of the PJRT API
 	widened bool   // it is newer than builtForMinor
 }
 

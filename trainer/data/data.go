@@ -21,7 +21,7 @@ type Batch struct {
 	Weights []float32 // of Keys; nil if all are 1
 	// Truth is the probability that drew the label, [Cap], if the source knows it; otherwise nil.
 	Truth []float32
-	Lines *Lines // of the examples in their file, for Shape.Lines; otherwise nil
+	Lines *Lines // where the examples stand in their file; nil unless Shape.Lines is set
 }
 
 // Lines are the lines of the examples of a batch.

@@ -24,7 +24,7 @@ type columns struct {
 	separator                       byte
 	header                          bool
 	head                            []byte // the header; nil without one
-	count                           int    // of each line
+	count                           int    // fields in each line
 	labels, dense, category, weight []int  // positions, from 0; −1: labels that are not read, no weights
 }
 

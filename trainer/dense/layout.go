@@ -37,7 +37,7 @@ type Layout struct {
 	Places  []Place   // of Params
 	Offsets []int     // first weight of each of Params in the flat slice
 	Initial []float32 // flat; zeros where the table has the whole weight; after Fix the weights
-	Rows    int       // of all tables
+	Rows    int       // sum over all tables
 
 	tensors []*tensor.Tensor // of Params
 	tables  []table
@@ -48,7 +48,7 @@ type Layout struct {
 type table struct {
 	schema rowraft.Schema
 	params []int         // parameters in this table, ascending
-	keys   []rowraft.Key // of all rows, strictly ascending
+	keys   []rowraft.Key // the keys of all rows, strictly ascending
 	from   int           // first of its rows in the rows of all tables
 }
 

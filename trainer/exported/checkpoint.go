@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // Checkpoint is the tables of a checkpoint, for [trainer.OpenModel] and an Export. Rows of dense tables are there after
@@ -132,9 +133,9 @@ func (c *Checkpoint) Pull(_ context.Context, segs []tables.Segment) error {
 				copy(dst, row)
 			} else {
 				optim.Init(schema.Initializer, key, dst)
-				round(dst, schema.StorageType())
+				wire.RoundTo(schema.StorageType(), dst)
 			}
-			round(dst, c.dtype)
+			wire.RoundTo(c.dtype, dst)
 		}
 	}
 	return nil

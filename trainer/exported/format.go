@@ -34,7 +34,7 @@ type Description struct {
 // Source is where the weights come from.
 type Source struct {
 	From      string `json:"from"`       // such as "cluster ID" or "checkpoint DESTINATION/NAME"
-	ID        string `json:"id"`         // of the checkpoint or of the cluster; "" otherwise
+	ID        string `json:"id"`         // the checkpoint's or the cluster's; "" otherwise
 	OneMoment bool   `json:"one_moment"` // all weights are those of one moment; otherwise each row is whole
 	Time      string `json:"time"`       // RFC 3339: when the export began
 }
@@ -42,7 +42,7 @@ type Source struct {
 // ModelKind is the kind of the model and its sizes, as in a job.
 type ModelKind struct {
 	Kind   string `json:"kind"`
-	Dim    int    `json:"dim"` // of an embedding, unless the feature has another
+	Dim    int    `json:"dim"` // length of an embedding, unless the feature has another
 	Bottom []int  `json:"bottom"`
 	Top    []int  `json:"top"`
 	Cross  int    `json:"cross"`
@@ -98,7 +98,7 @@ type Feature struct {
 	Buckets   []float64 `json:"buckets,omitempty"`   // the value becomes "b" and the number of bounds ≤ the number
 	Separator string    `json:"separator,omitempty"` // between the values of the feature; "": it has one
 	Weights   *Column   `json:"weights,omitempty"`   // numbers by which the rows are multiplied
-	Pooling   string    `json:"pooling"`             // of the rows of several values: sum or mean
+	Pooling   string    `json:"pooling"`             // how rows of several values become one: sum or mean
 	MaxLength int       `json:"max_length"`          // only the last so many values count; 0: all
 }
 

@@ -28,7 +28,7 @@ type Model struct {
 	description Description
 	config      trainer.Config
 	tensors     []tablefile.Tensor
-	tables      []*table // of description.Tables; the ID of a table is 1 + its index
+	tables      []*table // in the order of description.Tables; a table's ID is 1 + its index
 }
 
 var (

@@ -18,7 +18,7 @@ type table struct {
 	name    string
 	dim     int
 	init    rowraft.Initializer
-	rounded rowraft.DType // of the weights of an id without a row
+	rounded rowraft.DType // type to which the weights of an id without a row are rounded
 
 	keys   []rowraft.Key
 	values []float32 // len(keys) × dim
@@ -128,15 +128,5 @@ func (t *table) row(k rowraft.Key, dst []float32) {
 		return
 	}
 	optim.Init(t.init, k, dst)
-	round(dst, t.rounded)
-}
-
-// round rounds weights as a table or a client with numbers of dtype does.
-func round(w []float32, dtype rowraft.DType) {
-	if dtype != rowraft.BFloat16 {
-		return
-	}
-	for i, v := range w {
-		w[i] = math.Float32frombits(uint32(wire.BFloat16(v)) << 16)
-	}
+	wire.RoundTo(t.rounded, dst)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/state"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // Export is a model that Write writes.
@@ -32,7 +33,7 @@ type Export struct {
 	// Progress is called after each batch with the rows written so far; nil: not.
 	Progress func(rows uint64)
 
-	fileBytes int64 // of the rows in a file, at most; 0: 4 GiB
+	fileBytes int64 // largest file of rows; 0: 4 GiB
 }
 
 // fileBytes is how many bytes of rows a file has before the next one begins.
@@ -203,7 +204,7 @@ func (r *rowFiles) next(t *rowFile) (err error) {
 
 func (r *rowFiles) append(table int, keys []rowraft.Key, weights []float32) error {
 	t := &r.tables[table]
-	round(weights, r.dtype)
+	wire.RoundTo(r.dtype, weights)
 	rowBytes := 8 + 4*t.schema.Dim
 	if int64(t.w.Rows())*int64(rowBytes) >= r.most {
 		if err := t.end(); err != nil {

@@ -22,7 +22,7 @@ type DLRMRows struct {
 
 // RowBatch is the embeddings of a batch. Its memory is reused from batch to batch.
 type RowBatch struct {
-	Places []int32   // of the different rows of the batch
+	Places []int32   // where the batch's rows are on the device; all different
 	Index  []int32   // [batch, features]: which of Places; len(Places) where there is no value, and for padding
 	New    []int32   // places that are overwritten before the step, all different
 	Rows   []float32 // [len(New), dim]: what they are overwritten with; finite
@@ -114,8 +114,8 @@ func zeroPadded[T int32 | float32](s []T, n int) []T {
 	return s
 }
 
-// Step writes the new rows of rows, which was sent, and runs the model forward and backward. grads gets the gradients
-// of the batch's rows, dim numbers each, and out all others but those of fields. b.Fields is not used.
+// Step writes the new rows of rows, which was sent, and runs the model forward and backward. The gradients of the
+// batch's rows go to grads, dim numbers each. All others go to out, but those of fields. b.Fields is not used.
 func (m *DLRMRows) Step(b *Batch, rows *RowBatch, params []float32, out *Result, grads []float32) error {
 	g, c := m.graph, &m.graph.cfg
 	if err := g.check(b, params); err != nil {

@@ -31,7 +31,7 @@ type Rows struct {
 	// open sets these when the first batch comes.
 	places *cache.Places
 	model  *models.DLRMRows
-	clock  *elapsed.Clock // of the ages of copies
+	clock  *elapsed.Clock // measures the ages of copies
 
 	copies atomic.Pointer[cache.Places] // places, for any goroutine
 }
@@ -39,7 +39,7 @@ type Rows struct {
 // Batch is the rows of one batch. Its memory is reused from batch to batch.
 type Batch struct {
 	keys    []rowraft.Key // to pull, ascending
-	values  []float32     // of keys, which the pull fills in
+	values  []float32     // the rows of keys, which the pull fills in
 	missing []int32       // which of the batch's keys they are
 	index   []int32       // [batch, features]: which of the batch's keys a value is
 	asOf    uint64
@@ -50,11 +50,11 @@ type Batch struct {
 
 // Job is what a job trains.
 type Job struct {
-	Kind    string // of the model
+	Kind    string // kind of the model
 	Threads int
-	Bytes   int64 // of the memory of the copies
+	Bytes   int64 // memory for the copies
 	Shape   data.Shape
-	Tables  int // of embeddings
+	Tables  int // number of tables of embeddings
 	Model   models.DLRMGraphConfig
 }
 
@@ -127,7 +127,7 @@ func (r *Rows) missing(b *Batch, keys []rowraft.Key, reuse cache.Reuse) {
 	for _, i := range b.missing {
 		b.keys = append(b.keys, keys[i])
 	}
-	b.values = resize(b.values, len(b.keys)*r.c.Dim)
+	b.values = pool.Grow(b.values, len(b.keys)*r.c.Dim)
 }
 
 // Send copies the rows of p, after the pull of those that ToPull returned, to the device. A nil r does nothing.
@@ -137,7 +137,7 @@ func (r *Rows) Send(b *Batch, p *pool.Rows, f *pool.Fields, d *data.Batch) error
 	if r == nil {
 		return nil
 	}
-	b.index = resize(b.index, r.c.Batch*r.c.Categorical)
+	b.index = pool.Grow(b.index, r.c.Batch*r.c.Categorical)
 	if !p.Index(f, d, b.index) {
 		return invalid("it is for features with one value, and one has several")
 	}
@@ -147,7 +147,7 @@ func (r *Rows) Send(b *Batch, p *pool.Rows, f *pool.Fields, d *data.Batch) error
 // send is Send for keys. index has for each example and feature which of keys its value is; len(keys) if it has none.
 func (r *Rows) send(b *Batch, keys []rowraft.Key, index []int32) error {
 	rows := &b.rows
-	rows.Places = resize(rows.Places, len(keys))
+	rows.Places = pool.Grow(rows.Places, len(keys))
 	r.places.Assign(keys, b.missing, b.asOf, rows.Places)
 	rows.New, rows.Rows = rows.New[:0], append(rows.Rows[:0], b.values...)
 	b.notFinite = false
@@ -204,11 +204,4 @@ func finite(row []float32) bool {
 		}
 	}
 	return true
-}
-
-func resize[T any](s []T, n int) []T {
-	if cap(s) < n {
-		return make([]T, n, n+n/4)
-	}
-	return s[:n]
 }

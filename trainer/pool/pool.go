@@ -62,12 +62,12 @@ func (w *Rows) Prepare(f *Fields, b *data.Batch) {
 	n := 0
 	for i := range w.tables {
 		t := &w.tables[i]
-		t.index = growTo(t.index, len(t.all))
+		t.index = Grow(t.index, len(t.all))
 		t.keys = t.dedup.unique(t.all, t.index)
 		t.first = n
 		n += len(t.keys) * f.Tables[i].Dim
 	}
-	w.Weights = growTo(w.Weights, n)
+	w.Weights = Grow(w.Weights, n)
 }
 
 // values calls do with each field of the batch that has values: its table, the rows of its values in the table, their
@@ -128,7 +128,7 @@ func (w *Rows) Gather(f *Fields, b *data.Batch, fields []float32) {
 
 // GrowGrads makes room in w.Grads, and returns it.
 func (w *Rows) GrowGrads() []float32 {
-	w.Grads = growTo(w.Grads, len(w.Weights))
+	w.Grads = Grow(w.Grads, len(w.Weights))
 	return w.Grads
 }
 
@@ -188,7 +188,8 @@ func (w *Rows) Segments(f *Fields, segs []tables.Segment, values []float32) []ta
 	return segs
 }
 
-func growTo[T any](s []T, n int) []T {
+// Grow returns s with the length n. If its memory is too small, it gets new memory with some to spare.
+func Grow[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n, n+n/4)
 	}

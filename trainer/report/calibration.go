@@ -1,5 +1,7 @@
 package report
 
+import "math"
+
 // calibrationBins is the number of bins of a calibration.
 const calibrationBins = 10
 
@@ -54,11 +56,9 @@ func (examples Predictions) calibrate() *Calibration {
 		count := end(b) - from
 		from += count
 		p, label = p+s.p, label+s.label
-		c.Error += Number(abs(s.p-s.label) / float64(n))
+		c.Error += Number(math.Abs(s.p-s.label) / float64(n))
 		c.Bins = append(c.Bins, CalibrationBin{count, Number(s.p / float64(count)), Number(s.label / float64(count))})
 	}
 	c.Ratio = Number(p / label)
 	return c
 }
-
-func abs(x float64) float64 { return max(x, -x) }

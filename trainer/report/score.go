@@ -16,9 +16,9 @@ type HeldScore struct {
 	n               int         // predictions
 	right           int         // classes
 	classes         bool
-	loss            float64 // of classes: sum over the examples, nats
-	squares         float64 // of errors
-	sum, labels     float64 // of predictions, of labels
+	loss            float64 // sum over the examples, nats; only with classes
+	squares         float64 // sum of the squared errors
+	sum, labels     float64 // sums of the predictions and of the labels
 }
 
 // Add counts a batch. truth has the probabilities that drew the labels; nil: they are unknown.

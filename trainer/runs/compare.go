@@ -11,7 +11,7 @@ import (
 // Difference is a setting that differs between runs.
 type Difference struct {
 	Name   string   // in the job's file: embeddings.lr
-	Values []string // of each run, as in the file; "" if the run has none
+	Values []string // one for each run, as in the file; "" if the run has none
 }
 
 // Compare returns the settings in which runs differ, sorted by name. The settings of the process, which differ between
@@ -79,7 +79,7 @@ func jsonText(v any) string {
 type Measure struct {
 	Name   string
 	Values []float64 // NaN if the run has none
-	Format string    // of package fmt
+	Format string    // as for package fmt
 	Best   int       // index of the best value, −1 if there is none or it has no order
 }
 

@@ -14,7 +14,7 @@ const curvePoints = 300
 // Sample is the state of a run at a time: all of its trainers together.
 type Sample struct {
 	Seconds             float64 // since the run began
-	Batches, Examples   float64 // of all trainers, those before a resume included
+	Batches, Examples   float64 // sums over all trainers, those before a resume included
 	Loss, AUC           float64 // means of the trainers that train; NaN if none has a value
 	Accuracy, Stale     float64
 	ExamplesPerSecond   float64 // mean of the last samples; NaN of the first one
@@ -174,17 +174,18 @@ type HeldSample struct {
 func (r *Run) HeldCurve() []HeldSample {
 	all, _ := r.series()
 	var out []HeldSample
-	add := func(t float64, h HeldSample) {
+	add := func(t float64, h *report.Held) {
 		s := sampleAt(all, t)
-		h.Seconds, h.Batches, h.Examples = t, s.Batches, s.Examples
-		out = append(out, h)
+		out = append(out, HeldSample{Seconds: t, Batches: s.Batches, Examples: s.Examples, AUC: float64(h.AUC),
+			LogLoss: float64(h.LogLoss), Accuracy: float64(h.Accuracy), RMSE: float64(h.RMSE),
+			Calibration: float64(h.Calibration)})
 	}
 	began := r.Started()
 	for _, p := range r.Processes {
 		from := duration(p.Head.Started.Sub(began).Seconds()).Seconds()
-		for _, h := range p.Held {
-			add(from+duration(float64(h.Seconds)).Seconds(), HeldSample{AUC: float64(h.AUC), LogLoss: float64(h.LogLoss),
-				Accuracy: float64(h.Accuracy), RMSE: float64(h.RMSE), Calibration: float64(h.Calibration)})
+		for i := range p.Held {
+			h := &p.Held[i]
+			add(from+duration(float64(h.Seconds)).Seconds(), &h.Held)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b HeldSample) int {
@@ -194,9 +195,7 @@ func (r *Run) HeldCurve() []HeldSample {
 		return 1
 	})
 	if result := r.Result(); result != nil && result.HeldExamples > 0 {
-		h := report.NewHeld(result.Steps, result)
-		add(r.trainedFor(), HeldSample{AUC: float64(h.AUC), LogLoss: float64(h.LogLoss), Accuracy: float64(h.Accuracy),
-			RMSE: float64(h.RMSE), Calibration: float64(h.Calibration)})
+		add(r.trainedFor(), report.NewHeld(result.Steps, result))
 	}
 	return out
 }

@@ -33,7 +33,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 type page struct {
 	Title    string
 	Written  string
-	Command  string // that writes it again
+	Command  string // the command that writes the page again
 	Live     bool   // a run is running
 	Runs     []pageRun
 	Measures []pageRow
@@ -42,7 +42,7 @@ type page struct {
 	Folded   bool // there are several runs: their details are closed at first
 	Set      bool // a run has settings of the command line
 
-	Width, Height, Left, Right, Top, Bottom float64 // of a plot
+	Width, Height, Left, Right, Top, Bottom float64 // lengths in a plot
 }
 
 type pageRun struct {

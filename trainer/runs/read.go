@@ -221,7 +221,7 @@ type Run struct {
 	Name      string
 	Dir       string     // folder of the run
 	Processes []*Process // by rank, then by start
-	Errors    []error    // of the files that cannot be read
+	Errors    []error    // one for each file that cannot be read
 }
 
 // List reads the runs of a folder, the newest last. A folder that does not exist has none.

@@ -45,7 +45,7 @@ type Head struct {
 	// Set has the settings that the command line changed (--set), by their names in the job's file.
 	Set      map[string]string `json:"set,omitempty"`
 	Started  time.Time         `json:"started"`
-	Settings map[string]any    `json:"settings"` // of the job, as in its file
+	Settings map[string]any    `json:"settings"` // the job's, as in its file
 }
 
 // Point is the progress of a trainer. Counters are since the begin of the job, waiting is since that of the process.

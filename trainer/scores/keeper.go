@@ -23,12 +23,20 @@ type Memory struct{ all jobs.Scores }
 
 // ReportScore implements Book.
 func (m *Memory) ReportScore(_ context.Context, s jobs.Score, lower bool, minDelta float64) (jobs.Scores, error) {
-	if b := m.all.Best; b == nil || !lower && s.Value-b.Value > minDelta || lower && b.Value-s.Value > minDelta {
+	if b := m.all.Best; b == nil || isBetter(s.Value, b.Value, lower, minDelta) {
 		m.all.Best, m.all.SinceBest = &s, 0
 	} else {
 		m.all.SinceBest++
 	}
 	return m.all, nil
+}
+
+// isBetter reports whether a is better than b by more than minDelta; lower: the lower value is better.
+func isBetter(a, b float64, lower bool, minDelta float64) bool {
+	if lower {
+		a, b = b, a
+	}
+	return a-b > minDelta
 }
 
 // Scores implements Book.
@@ -86,7 +94,7 @@ func (k *Keeper) Report(ctx context.Context, h *report.Held) (v Verdict) {
 		return v
 	}
 	v.Best = all.SinceBest == 0
-	better := all.Saved == nil || lower && value < all.Saved.Value || !lower && value > all.Saved.Value
+	better := all.Saved == nil || isBetter(value, all.Saved.Value, lower, 0)
 	if k.Save != nil && (v.Best || all.Best.Checkpoint == "" && better) {
 		k.beginSave(s, lower, all.Saved)
 	}

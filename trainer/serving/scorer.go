@@ -60,7 +60,7 @@ type Options struct {
 type Batch struct {
 	Requests, Examples, Rows int
 	Pull, Compute            time.Duration
-	Age                      time.Duration // of the dense weights
+	Age                      time.Duration // how old the dense weights are
 }
 
 // pullAge is the bound of the age of rows at their servers, and copyAge that of copies of them: both together are at
@@ -98,7 +98,7 @@ type Scorer struct {
 	compute chan struct{} // holds a token for each worker that computes
 	late    chan struct{} // holds a token for each worker that waits for rows that did not come soon
 	now     atomic.Pointer[weights]
-	away    atomic.Pointer[error] // of the last try to renew the dense weights; nil: it succeeded
+	away    atomic.Pointer[error] // why the last try to renew the dense weights failed; nil: it succeeded
 	renew   chan struct{}         // asks for a try now
 
 	ctx    context.Context // ends after the workers
@@ -251,7 +251,7 @@ func (s *Scorer) pullDense(ctx context.Context) error {
 
 const (
 	renewTries = 4               // in MaxAge
-	tryTimeout = time.Second     // of one try
+	tryTimeout = time.Second     // one try may take so long
 	tryAgain   = time.Second / 4 // after a try that failed
 )
 

@@ -24,7 +24,7 @@ type worker struct {
 	result models.Result
 	chunks []chunk
 	segs   []tables.Segment
-	rows   []float32 // of the dense tables, if each batch pulls them
+	rows   []float32 // the dense tables' rows, if each batch pulls them
 	flat   []float32
 }
 

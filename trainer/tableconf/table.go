@@ -29,7 +29,7 @@ type Table struct {
 	// Init: embeddings start uniform in [−Init, Init).
 	Init float32 `yaml:"init"`
 
-	Storage   string    `yaml:"storage"`   // of the weights: float32 or bfloat16
+	Storage   string    `yaml:"storage"`   // type of the weights: float32 or bfloat16
 	Admission string    `yaml:"admission"` // all, count:3 or probability:0.1; embeddings only
 	Expire    string    `yaml:"expire"`    // "168h", or seconds; embeddings only
 	Capacity  *Capacity `yaml:"capacity"`  // embeddings only

@@ -3,7 +3,6 @@ package tables
 import (
 	"context"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 
@@ -165,9 +164,9 @@ func (l *Local) Pull(_ context.Context, segs []Segment) error {
 				copy(dst, t.rows[at:])
 			} else {
 				optim.Init(t.schema.Initializer, key, dst)
-				round(dst, t.schema.StorageType())
+				wire.RoundTo(t.schema.StorageType(), dst)
 			}
-			round(dst, l.dtype)
+			wire.RoundTo(l.dtype, dst)
 		}
 	}
 	return nil
@@ -195,12 +194,12 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 		for k, key := range s.Keys {
 			row := t.row(key)
 			l.gradient = append(l.gradient[:0], s.Values[k*s.Dim:(k+1)*s.Dim]...)
-			round(l.gradient, l.dtype)
+			wire.RoundTo(l.dtype, l.gradient)
 			t.rule.Update(row[:s.Dim], row[s.Dim:], l.gradient, lr)
 			if t.schema.StorageType() == rowraft.BFloat16 {
 				t.rule.RoundPush(key, row[:s.Dim])
 			}
-			round(row[:s.Dim], t.schema.StorageType())
+			wire.RoundTo(t.schema.StorageType(), row[:s.Dim])
 		}
 	}
 	return nil
@@ -274,8 +273,8 @@ func (l *Local) assignLocked(segs []Segment) error {
 		for k, key := range s.Keys {
 			row := t.row(key)[:s.Dim]
 			copy(row, s.Values[k*s.Dim:])
-			round(row, l.dtype)
-			round(row, t.schema.StorageType())
+			wire.RoundTo(l.dtype, row)
+			wire.RoundTo(t.schema.StorageType(), row)
 		}
 	}
 	return nil
@@ -298,22 +297,12 @@ func (l *Local) Delete(table rowraft.TableID, keys []rowraft.Key) error {
 	return nil
 }
 
-// round rounds w to dtype.
-func round(w []float32, dtype rowraft.DType) {
-	if dtype != rowraft.BFloat16 {
-		return
-	}
-	for i, v := range w {
-		w[i] = math.Float32frombits(uint32(wire.BFloat16(v)) << 16)
-	}
-}
-
 // row returns the record of key, and creates it if it does not exist.
 func (t *localTable) row(key rowraft.Key) []float32 {
 	at, ok := t.places[key]
 	if !ok {
 		optim.Init(t.schema.Initializer, key, t.fresh[:t.schema.Dim])
-		round(t.fresh[:t.schema.Dim], t.schema.StorageType())
+		wire.RoundTo(t.schema.StorageType(), t.fresh[:t.schema.Dim])
 		t.rule.InitState(t.fresh[:t.schema.Dim], t.fresh[t.schema.Dim:])
 		if n := len(t.free); n > 0 {
 			at, t.free = t.free[n-1], t.free[:n-1]
@@ -391,7 +380,7 @@ func (l *Local) existing(table rowraft.TableID, keys []rowraft.Key, weights []fl
 		}
 		return !ok
 	})
-	round(weights, l.dtype)
+	wire.RoundTo(l.dtype, weights)
 	return keys, weights, nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -69,26 +70,16 @@ trainer's progress goes to the standard error.`,
 
 // run trains on a cluster of its own and holds the result against the bars.
 func run(ctx context.Context, c config, p *figures.Printer, progress io.Writer) (err error) {
-	server, err := localcluster.FindBinary("rowraft", "")
-	if err != nil {
-		return err
-	}
 	trainer, err := localcluster.FindBinary("rowraft-trainer", "")
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "rowraft-mnist-")
+	own := scaffold.Servers{Number: c.servers}
+	cluster, dir, err := own.Start(ctx, 2*time.Minute, nil)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	starting, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
-	cluster, err := localcluster.Start(starting, localcluster.Options{Binary: server, Dir: dir, Servers: c.servers})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, cluster.Stop()) }()
+	defer func() { err = errors.Join(err, cluster.Stop(), os.RemoveAll(dir)) }()
 	fmt.Fprintf(progress, "%d servers; every weight of the LeNet is on them\n", c.servers)
 	r, err := train(ctx, c, trainer, dir, cluster.Endpoints(), progress)
 	if err != nil {

@@ -19,7 +19,8 @@ type Servers struct {
 	Profile string // of the timers
 }
 
-// Start starts the servers within patience; with changes their options. The caller stops them and removes dir.
+// Start starts the servers within patience. with, unless it is nil, changes their options. The caller stops the servers
+// and removes dir.
 func (s *Servers) Start(ctx context.Context, patience time.Duration,
 	with func(dir string, o *localcluster.Options)) (c *localcluster.Cluster, dir string, err error) {
 	binary, err := localcluster.FindBinary("rowraft", s.Binary)
@@ -31,7 +32,9 @@ func (s *Servers) Start(ctx context.Context, patience time.Duration,
 	}
 	o := localcluster.Options{Binary: binary, Dir: dir, Servers: s.Number, Shards: s.Shards, Backend: s.Backend,
 		Profile: s.Profile}
-	with(dir, &o)
+	if with != nil {
+		with(dir, &o)
+	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if c, err = localcluster.Start(ctx, o); err != nil {

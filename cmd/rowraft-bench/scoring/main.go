@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -23,7 +24,7 @@ import (
 type config struct {
 	servers  int
 	keys     int
-	examples int // of a request
+	examples int // in each request
 	rate     float64
 	conns    int
 	time     time.Duration
@@ -64,26 +65,16 @@ func run(ctx context.Context, c *config, p *figures.Printer, progress io.Writer)
 		return cli.Usagef("--servers, --keys, --examples, --rate, --conns and --seconds: want more than 0, and at most %d "+
 			"examples", lines)
 	}
-	server, err := localcluster.FindBinary("rowraft", "")
-	if err != nil {
-		return err
-	}
 	trainer, err := localcluster.FindBinary("rowraft-trainer", "")
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "rowraft-serve-")
+	own := scaffold.Servers{Number: c.servers}
+	cluster, dir, err := own.Start(ctx, 2*time.Minute, nil)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	starting, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
-	cluster, err := localcluster.Start(starting, localcluster.Options{Binary: server, Dir: dir, Servers: c.servers})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, cluster.Stop()) }()
+	defer func() { err = errors.Join(err, cluster.Stop(), os.RemoveAll(dir)) }()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	if err := os.WriteFile(in("job.yaml"), []byte("job: served\n"), 0o600); err != nil {
 		return err

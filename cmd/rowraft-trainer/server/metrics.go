@@ -12,7 +12,7 @@ import (
 
 // Copies is what copies of rows have answered.
 type Copies struct {
-	Rows    uint64        // that came from copies
+	Rows    uint64        // number of rows that came from copies
 	Age     time.Duration // sum over these rows of how old the copy was
 	Evicted uint64
 }

@@ -41,9 +41,9 @@ type Config struct {
 
 // Limits of a request. All are above 0.
 type Limits struct {
-	Timeout  time.Duration // of a request without a shorter one of its own
-	Examples int           // of a request
-	Bytes    int64         // of a request
+	Timeout  time.Duration // a request may ask for a shorter one
+	Examples int           // in a request
+	Bytes    int64         // length of a request
 	Queue    int           // examples of all requests that wait; at least Examples
 }
 

@@ -2062,7 +2062,7 @@ type JobScores struct {
 	Best            *JobScore              `protobuf:"bytes,1,opt,name=best,proto3" json:"best,omitempty"`
 	Saved           *JobScore              `protobuf:"bytes,2,opt,name=saved,proto3" json:"saved,omitempty"` // the last one with a checkpoint; unset: none
 	Last            *JobScore              `protobuf:"bytes,3,opt,name=last,proto3" json:"last,omitempty"`
-	LastIncarnation uint64                 `protobuf:"varint,4,opt,name=last_incarnation,json=lastIncarnation,proto3" json:"last_incarnation,omitempty"` // of the member that reported the last one
+	LastIncarnation uint64                 `protobuf:"varint,4,opt,name=last_incarnation,json=lastIncarnation,proto3" json:"last_incarnation,omitempty"` // the incarnation of the member that reported last
 	SinceBest       uint32                 `protobuf:"varint,5,opt,name=since_best,json=sinceBest,proto3" json:"since_best,omitempty"`                   // scores after the best one
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache

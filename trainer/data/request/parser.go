@@ -17,10 +17,10 @@ type Parser struct {
 	schema *data.Schema // without labels
 	shape  data.Shape
 	enc    *data.Encoder
-	names  map[string][]int // of a feature or column: which of cells it fills; none: it is ignored
+	names  map[string][]int // feature or column: the cells that it fills; none: it is ignored
 
 	cells []cell // dense features, then categorical ones, then the weights of the categorical ones
-	items []item // of the lists in cells
+	items []item // all lists of cells, one after the other
 }
 
 // cell is the value of one feature in an example. The zero cell is missing.
@@ -54,10 +54,7 @@ func NewParser(s *data.Schema) (*Parser, error) {
 	}
 	for i := range s.Categorical {
 		c, at := &s.Categorical[i], len(s.Dense)+i
-		add(c.Name, at)
-		if c.Column.Column != c.Name {
-			add(c.Column.Column, at)
-		}
+		add(c.Column.Column, at)
 		if c.Weights != nil {
 			add(c.Weights.String(), at+len(s.Categorical))
 		}

@@ -50,7 +50,7 @@ type Job struct {
 type scoresJSON struct {
 	Metric     string  `json:"metric"`
 	Best       float64 `json:"best"`
-	Step       uint64  `json:"step"`                 // of the worker that scored
+	Step       uint64  `json:"step"`                 // the step of the worker that scored
 	Checkpoint string  `json:"checkpoint,omitempty"` // DESTINATION/NAME of the best score
 	Saved      string  `json:"saved,omitempty"`      // the last checkpoint, if the best score has none
 	Since      uint32  `json:"since_best"`           // scores after the best one

@@ -125,7 +125,7 @@ type Feature struct {
 	Texts         []string               `protobuf:"bytes,1,rep,name=texts,proto3" json:"texts,omitempty"` // as the training data has them
 	Ids           []uint64               `protobuf:"varint,2,rep,packed,name=ids,proto3" json:"ids,omitempty"`
 	Numbers       []float64              `protobuf:"fixed64,3,rep,packed,name=numbers,proto3" json:"numbers,omitempty"`
-	Weights       []float64              `protobuf:"fixed64,4,rep,packed,name=weights,proto3" json:"weights,omitempty"` // of the values, of a feature with weights
+	Weights       []float64              `protobuf:"fixed64,4,rep,packed,name=weights,proto3" json:"weights,omitempty"` // one for each value; only for a feature with weights
 	List          bool                   `protobuf:"varint,5,opt,name=list,proto3" json:"list,omitempty"`               // one value, or none, is a list
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
