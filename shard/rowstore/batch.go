@@ -58,7 +58,6 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 			return ahead.err
 		}
 		for i, key := range keys[base : base+n] {
-			ahead.step(&t.index, i)
 			out := dst[:rowBytes:rowBytes]
 			dst = dst[rowBytes:]
 			if t.index.read(c, i, key, out, dt, noVersion) == 0 {
@@ -134,7 +133,6 @@ func (t *Table) change(
 			return nil
 		}
 		for i, key := range keys[base : base+n] {
-			ahead.step(&t.index, i)
 			values := wire.Floats(t.scratch, dt, arg[:rowBytes:rowBytes])
 			arg = arg[rowBytes:]
 			r, err := t.open(c, i, key)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
-	"github.com/rowraft/rowraft/shard/rowstore/order"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -71,7 +70,6 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 			break
 		}
 		for j, key := range keys[base : base+n] {
-			ahead.step(x, j)
 			i, was := base+j, len(cold)
 			out := dst[i*rowBytes+head : (i+1)*rowBytes]
 			var warm uint64
@@ -171,8 +169,7 @@ func (r *Tier) appendCold(cold []coldEntry, keys []rowraft.Key) []coldEntry {
 	var c chunk
 	for ; len(keys) > 0; keys = keys[min(chunkKeys, len(keys)):] {
 		n := min(chunkKeys, len(keys))
-		_ = x.entries(&c, keys[:n]) // their slots are owned
-		order.Prefetch(&c.addr[0], n, 0, 8)
+		_ = x.prefetchEntries(&c, keys[:n]) // their slots are owned
 		for i := range n {
 			seg, tag := c.seg[i], c.tag[i]
 			if len(seg) == 0 {

@@ -45,7 +45,6 @@ func PullVersions(t *Table, keys []rowraft.Key, dst []byte, dt rowraft.DType, pr
 			return leftOut, ahead.err
 		}
 		for i, key := range keys[base : base+n] {
-			ahead.step(&t.index, i)
 			row, has := dst[:rowBytes:rowBytes], uint64(noVersion)
 			if len(known) > 0 {
 				has = knownVersion(known[wire.VersionBytes*(base+i):])

@@ -25,22 +25,3 @@ line:
 	JNZ  next
 done:
 	RET
-
-// func PrefetchRow(entry, slot, record unsafe.Pointer, from, to int)
-TEXT ·PrefetchRow(SB), NOSPLIT, $0-40
-	MOVQ entry+0(FP), AX
-	MOVQ slot+8(FP), CX
-	MOVQ record+16(FP), BX
-	MOVQ from+24(FP), DX
-	ADDQ BX, DX
-	ADDQ to+32(FP), BX
-	PREFETCHT0 (AX)
-	PREFETCHT0 (CX)
-	PREFETCHT0 63(CX)
-	ANDQ $~63, DX
-line:
-	PREFETCHT0 (DX)
-	ADDQ $64, DX
-	CMPQ DX, BX
-	JCS  line
-	RET

@@ -6,6 +6,3 @@ import "unsafe"
 
 // Prefetch does nothing here; it is a hint on amd64.
 func Prefetch(addrs *unsafe.Pointer, n, from, to int) {}
-
-// PrefetchRow does nothing here.
-func PrefetchRow(entry, slot, record unsafe.Pointer, from, to int) {}
