@@ -406,6 +406,11 @@ func (f *faultyFile) WriteAt(p []byte, offset int64) (int, error) {
 	return f.File.WriteAt(p, offset)
 }
 
+func (f *faultyFile) direct(on bool) bool {
+	d, ok := f.File.(directer)
+	return ok && d.direct(on)
+}
+
 func (f *faultyFile) Sync() error {
 	if err := f.disk.before(OpSync, f.Name()); err != nil {
 		FailSync(f.File)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"syscall"
+	"unsafe"
 )
 
 // memFile is an open file of a Mem. The mutex of the disk guards all fields except disk, node, name and flag.
@@ -16,6 +17,7 @@ type memFile struct {
 	flag   int
 	pos    int64
 	closed bool
+	blocks bool // only whole blocks may be written
 }
 
 func (f *memFile) Name() string { return f.name }
@@ -41,6 +43,13 @@ func (f *memFile) begin(op string, write bool) error {
 }
 
 func (f *memFile) end() { f.disk.mu.Unlock() }
+
+func (f *memFile) direct(on bool) bool {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	f.blocks = on
+	return on
+}
 
 func (f *memFile) Read(p []byte) (int, error) {
 	if err := f.begin("read", false); err != nil {
@@ -115,6 +124,9 @@ func (f *memFile) WriteAt(p []byte, offset int64) (int, error) {
 
 // writeLocked writes as much as the limit of the disk allows, as write(2) does.
 func (f *memFile) writeLocked(p []byte, offset int64) (int, error) {
+	if f.blocks && (offset|int64(len(p))|int64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))))%directBlock != 0 {
+		return 0, pathError("write", f.name, syscall.EINVAL)
+	}
 	n, fits := f.node, p
 	if grow := offset + int64(len(p)) - n.size; grow > 0 {
 		if room := f.disk.roomLocked(); room < grow {

@@ -87,4 +87,6 @@ func (f osFile) Allocate(size int64) error {
 	return nil
 }
 
+func (f osFile) Sync() error { return dataSync(f.File) }
+
 func (f osFile) direct(on bool) bool { return direct(f.File, on) }

@@ -159,9 +159,9 @@ func WriteFile(f FS, name string, content []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// WriteAll writes bufs one after the other at offset, and returns how many bytes they have. On the operating system's
+// writeAll writes bufs one after the other at offset, and returns how many bytes they have. On the operating system's
 // disk that is one system call. It changes the elements of bufs.
-func WriteAll(f File, bufs [][]byte, offset int64) (written int64, err error) {
+func writeAll(f File, bufs [][]byte, offset int64) (written int64, err error) {
 	if osf, ok := f.(osFile); ok {
 		for _, b := range bufs {
 			written += int64(len(b))

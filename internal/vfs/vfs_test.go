@@ -1,7 +1,6 @@
 package vfs_test
 
 import (
-	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -91,36 +90,5 @@ func TestReplaceFile(t *testing.T) {
 	}
 	if _, err := vfs.OS.Stat(name + ".tmp"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the temporary file is left: %v", err)
-	}
-}
-
-// WriteAll writes more buffers than one system call takes, of any length, on each disk.
-func TestWriteAllWritesEachBuffer(t *testing.T) {
-	for name, disk := range map[string]vfs.FS{"memory": vfs.NewMem(), "OS": vfs.OS} {
-		file := filepath.Join("/", "f")
-		if disk == vfs.OS {
-			file = filepath.Join(t.TempDir(), "f")
-		}
-		f, err := disk.OpenFile(file, os.O_CREATE|os.O_RDWR)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		want := []byte("before")
-		if _, err := f.WriteAt(want, 0); err != nil {
-			t.Fatal(err)
-		}
-		var bufs [][]byte
-		for i := range 2500 {
-			bufs = append(bufs, bytes.Repeat([]byte{byte(i)}, i%7))
-			want = append(want, bufs[i]...)
-		}
-		n, err := vfs.WriteAll(f, bufs, int64(len("before")))
-		if err != nil || n != int64(len(want)-len("before")) {
-			t.Errorf("%s: %d bytes, %v; want %d", name, n, err, len(want)-len("before"))
-		}
-		if got, err := vfs.ReadFile(disk, file); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s: the file has %d bytes (%v), want %d", name, len(got), err, len(want))
-		}
 	}
 }

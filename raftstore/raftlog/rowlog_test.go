@@ -517,7 +517,7 @@ func TestRowLogWritesAgainAfterAFailedSync(t *testing.T) {
 
 // The power goes at any moment of an append to a segment that went just before.
 func TestRowLogPowerLossInAUsedSegment(t *testing.T) {
-	const least = 6 // rename, its sync, two headers, the entry, its sync
+	const least = 6 // rename, its sync, META and its sync, the headers with the entry, their sync
 	for step := 1; ; step++ {
 		for seed := range uint64(25) {
 			var crashed *vfs.Mem

@@ -75,6 +75,14 @@ func (h rowSegmentHeader) encode() []byte {
 	return b
 }
 
+// start returns the bytes of the segment before its first batch.
+func (h rowSegmentHeader) start() []byte {
+	b := make([]byte, segmentStart)
+	copy(b, h.encode())
+	copy(b[segmentHeadCopy:], h.encode())
+	return b
+}
+
 // headerCRC returns the CRC of a header, without the field of the CRC.
 func headerCRC(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:44], castagnoli), castagnoli, b[segmentHead:])

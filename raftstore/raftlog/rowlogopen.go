@@ -24,7 +24,7 @@ type recovery struct {
 	last   struct { // batch of the newest segment
 		start, end int64 // 0: the segment has none
 	}
-	header []byte // of the newest segment
+	header rowSegmentHeader // of the newest segment
 }
 
 // readGroup is a group while the log is read.
@@ -218,7 +218,7 @@ func (r *recovery) segment(number uint64, newest bool) error {
 		return err
 	}
 	seg.end = r.end
-	r.header = h.encode()
+	r.header = h
 	return nil
 }
 
@@ -488,10 +488,10 @@ func (r *recovery) settle() error {
 	if err := forgetBatch(seg, r.end); err != nil {
 		return err
 	}
-	if err := writeSegmentHeader(seg, r.header); err != nil { // a copy may be damaged
+	if _, err := seg.file.WriteAt(r.header.start(), 0); err != nil { // a copy may be damaged
 		return err
 	}
-	return errors.Join(s.syncFile(seg), s.syncDir())
+	return errors.Join(s.syncFile(seg), s.syncDir(), s.extend(seg, r.end))
 }
 
 // forgetBatch overwrites the bytes after the last batch, so that they are not read as a batch. This matters if the next

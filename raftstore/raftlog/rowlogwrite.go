@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hashicorp/raft"
 
@@ -199,14 +200,11 @@ func (s *Shared) write(batch []*change) error {
 		}
 	}
 	bufs := s.lay(seg, batch)
-	var err error
-	if w.header != nil { // the first batch of the segment
-		err = writeSegmentHeader(seg, w.header)
+	if w.tail.End() == 0 { // the first batch of the segment
+		head := rowSegmentHeader{number: seg.number, batch: w.batch, salt: seg.salt, owner: s.owner}
+		bufs = slices.Insert(bufs, 0, head.start())
 	}
-	at := w.end
-	if err == nil {
-		size, err = vfs.WriteAll(seg.file, bufs, at)
-	}
+	err := w.tail.Append(bufs)
 	if err == nil {
 		err = s.syncFile(seg)
 	}
@@ -215,8 +213,9 @@ func (s *Shared) write(batch []*change) error {
 		w.err = fmt.Errorf("write %s: %w", seg.file.Name(), err)
 		return w.err
 	}
-	w.header, w.state = nil, false
-	w.end += size
+	at := w.end
+	w.state = false
+	w.end = w.tail.End()
 	w.batch++
 	s.apply(seg, at, batch)
 	return nil
@@ -290,13 +289,22 @@ func (s *Shared) apply(seg *rowSegment, at int64, batch []*change) {
 	}
 }
 
-func writeSegmentHeader(s *rowSegment, header []byte) error {
-	for _, at := range []int64{0, segmentHeadCopy} {
-		if _, err := s.file.WriteAt(header, at); err != nil {
-			return err
-		}
+// extend makes seg, which ends at end, the segment that receives the batches. REQUIRES: writer is held.
+func (s *Shared) extend(seg *rowSegment, end int64) error {
+	w := &s.writer
+	f, err := s.disk.OpenFile(seg.file.Name(), os.O_RDWR)
+	if err != nil {
+		return err
 	}
-	return nil
+	tail, err := vfs.NewTail(f, end)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if w.tail != nil {
+		err = w.tail.Close()
+	}
+	w.tail = tail
+	return err
 }
 
 func (s *Shared) newest() *rowSegment {
@@ -338,7 +346,9 @@ func (s *Shared) begin(newest *rowSegment) (*rowSegment, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	seg := &rowSegment{number: number, salt: rand.Uint64(), file: f, end: segmentStart}
-	w.header = rowSegmentHeader{number: number, batch: w.batch, salt: seg.salt, owner: s.owner}.encode()
+	if err := s.extend(seg, 0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
 	w.state, w.end = true, segmentStart
 	s.mu.Lock()
 	defer s.mu.Unlock()

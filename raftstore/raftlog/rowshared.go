@@ -49,7 +49,7 @@ type Shared struct {
 		err    error
 		batch  uint64        // number of the next batch
 		end    int64         // offset of the next batch in the newest segment
-		header []byte        // the header of the newest segment; nil after its first batch is written
+		tail   *vfs.Tail     // of the newest segment
 		state  bool          // the next batch begins with the state of all groups
 		head   []byte        // of the batch that is being written
 		bufs   [][]byte      // its bytes
@@ -305,6 +305,9 @@ func (s *Shared) Close() error {
 	}
 	w.closed = true
 	errs := []error{s.meta.Close()}
+	if w.tail != nil {
+		errs = append(errs, w.tail.Close())
+	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, seg := range slices.Concat(w.cut, s.mu.segments) {
