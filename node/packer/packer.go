@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/histogram"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/uncleared"
 	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
@@ -266,7 +267,7 @@ func (k *Packer) propose(items []item, size int) {
 func (k *Packer) entry(items []item, size int) proposed {
 	h := k.header()
 	h.Kind, h.Parts = wire.EntryParts, len(items)
-	entry := make([]byte, wire.EntryHeaderSize, size)
+	entry := uncleared.Bytes(size)[:wire.EntryHeaderSize]
 	wire.PutEntryHeader(entry, h)
 	for i := range items {
 		entry = wire.AppendPart(entry, items[i].part)

@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/uncleared"
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
@@ -166,7 +167,7 @@ func readData(r io.Reader, n int) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	data := make([]byte, min(n, readStep))
+	data := uncleared.Bytes(min(n, readStep))
 	for done := 0; ; {
 		if _, err := io.ReadFull(r, data[done:]); err != nil {
 			return nil, err

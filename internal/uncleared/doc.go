@@ -1,0 +1,2 @@
+// Package uncleared allocates memory without clearing it.
+package uncleared
