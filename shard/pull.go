@@ -62,7 +62,7 @@ func (v *view) table(id rowraft.TableID) *table { return findTable(v.list, id) }
 func (d *Reads) Pull(
 	payload []byte, presence bool, known rowraft.TableEpoch, alloc func(size int) []byte,
 ) (reply []byte, at Position, err error) {
-	size, err := d.replySize(payload, presence, nil)
+	size, err := d.ReplySize(payload, presence)
 	if err != nil {
 		return nil, at, err
 	}
@@ -110,17 +110,12 @@ func replySegment(ask wire.Segment, presence bool) wire.Segment {
 	return ask
 }
 
-// ReplySize checks a pull and returns the size of its reply in bytes, if no row is left out. Errors as in Pull.
+// ReplySize checks a pull and returns the size of its reply in bytes, if no row is left out. It does not look at the
+// keys: the table checks each one when it looks it up. Errors as in Pull, without CodeWrongShard.
 func (d *Reads) ReplySize(payload []byte, presence bool) (int, error) {
-	return d.replySize(payload, presence, d.checkSlots)
-}
-
-// replySize is ReplySize with checkSlots for the keys of each segment. Pull passes nil: the table checks each key when
-// it looks it up.
-func (d *Reads) replySize(payload []byte, presence bool, checkSlots func(*table, wire.Body) error) (int, error) {
 	size := 0
 	for keys := 0; len(payload) > 0; {
-		seg, body, rest, err := wire.ParseSegment(payload)
+		seg, _, rest, err := wire.ParseSegment(payload)
 		if err != nil {
 			return 0, err
 		}
@@ -143,12 +138,6 @@ func (d *Reads) replySize(payload []byte, presence bool, checkSlots func(*table,
 		if size += replySegment(seg, presence).Size(); size > MaxPullBytes {
 			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument,
 				"the reply of one pull is larger than %d bytes, the limit: request fewer keys", MaxPullBytes)
-		}
-		if checkSlots == nil {
-			continue
-		}
-		if err := checkSlots(t, body); err != nil {
-			return 0, err
 		}
 	}
 	return size, nil

@@ -166,10 +166,12 @@ func TestBadPullsAreRefused(t *testing.T) {
 		{"half a header", ask(func(*rows) {})[:20], rowraft.CodeInvalidArgument},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, err := r.ReplySize(tc.payload, false)
-			testutil.WantCode(t, err, tc.code)
-			_, _, err = r.Pull(tc.payload, false, 0, func(size int) []byte {
-				if tc.code != rowraft.CodeWrongShard { // found when the key is looked up
+			onLookup := tc.code == rowraft.CodeWrongShard
+			if _, err := r.ReplySize(tc.payload, false); !onLookup || err != nil {
+				testutil.WantCode(t, err, tc.code)
+			}
+			_, _, err := r.Pull(tc.payload, false, 0, func(size int) []byte {
+				if !onLookup {
 					t.Fatal("a buffer was asked for")
 				}
 				return make([]byte, size)
