@@ -217,6 +217,31 @@ func TestBadPullsAreRefused(t *testing.T) {
 	}
 }
 
+// TestAPullOfAnotherShardsKeyIsRefused: no read mode answers for a key of another shard.
+func TestAPullOfAnotherShardsKeyIsRefused(t *testing.T) {
+	c := startCluster(t, 1, 2)
+	cl, ctx := c.dial(), testutil.Context(t)
+	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := table.Schema().ID
+	foreign, err := cl.Map().KeyInShard(id, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stub := rowraftv1.NewTableClient(connect(t, c.nodes[0].addr, nil))
+	for _, mode := range []rowraftv1.ReadMode{rowraftv1.ReadMode_READ_MODE_LEADER,
+		rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, rowraftv1.ReadMode_READ_MODE_BOUNDED} {
+		_, err := stub.Pull(ctx, &rowraftv1.PullRequest{Shard: 0, MapVersion: 1 << 30, Mode: mode, MaxAgeNs: 1 << 40,
+			Payload: segment(wire.Segment{Table: id, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues},
+				[]uint64{uint64(foreign)}, nil)})
+		if rowraft.CodeOf(err) != rowraft.CodeWrongShard {
+			t.Errorf("mode %v: got %v (%v), want WrongShard", mode, rowraft.CodeOf(err), err)
+		}
+	}
+}
+
 // TestResentNumberIsAppliedOnce resends a number, then pushes the next one.
 func TestResentNumberIsAppliedOnce(t *testing.T) {
 	r, _ := openRaw(t)

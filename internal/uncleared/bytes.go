@@ -5,8 +5,9 @@ import (
 	"unsafe"
 )
 
-// Bytes returns n bytes with undefined content, for callers that overwrite all of them: clearing log entries took 2.5 %
-// of the servers' CPU time of pushes. Of what the standard library exports, only strings.Builder allocates so.
+// Bytes returns n bytes with undefined content, for callers that overwrite all of them: clearing log entries took 2.6 %
+// of the servers' CPU time of pushes. strings.Builder is the only exported type of the standard library that allocates
+// without clearing.
 func Bytes(n int) []byte {
 	if n == 0 {
 		return nil

@@ -367,7 +367,8 @@ func FailSync(f File) {
 
 type faultyFile struct {
 	File
-	disk *Faulty
+	disk   *Faulty
+	blocks bool // only whole blocks may be written
 }
 
 func (f *faultyFile) Read(p []byte) (int, error) {
@@ -400,7 +401,11 @@ func (f *faultyFile) WriteAt(p []byte, offset int64) (int, error) {
 		if !errors.Is(err, syscall.ENOSPC) {
 			return 0, err
 		}
-		n, werr := f.File.WriteAt(p[:len(p)/2], offset)
+		half := len(p) / 2
+		if f.blocks {
+			half &^= directBlock - 1
+		}
+		n, werr := f.File.WriteAt(p[:half], offset)
 		return n, errors.Join(err, werr)
 	}
 	return f.File.WriteAt(p, offset)
@@ -408,7 +413,8 @@ func (f *faultyFile) WriteAt(p []byte, offset int64) (int, error) {
 
 func (f *faultyFile) direct(on bool) bool {
 	d, ok := f.File.(directer)
-	return ok && d.direct(on)
+	f.blocks = ok && d.direct(on)
+	return f.blocks
 }
 
 func (f *faultyFile) Sync() error {

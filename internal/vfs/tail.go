@@ -5,22 +5,21 @@ import (
 	"syscall"
 )
 
-// Tail appends to a file that others read, without the system's cache if the system can do that: a log that is synced
-// after each append gains nothing from the cache, and an append through it takes 1.6 times as much CPU time
+// Tail appends to a file that other descriptors read, past the page cache if the file system can do that: a log that is
+// synced after each append gains nothing from the cache, and an append through it takes 1.6 times as much CPU time
 // (BenchmarkAppend in raftstore/raftlog).
 //
 // A direct write consists of whole blocks. So the next append writes the last block again if it is not full, with the
 // same bytes and those that follow them. The bytes after the end, up to the next block, become zero. One goroutine uses
 // it.
 type Tail struct {
-	f      File
-	d      directer // nil: writes use the cache
-	proved bool     // a direct write has succeeded
-	end    int64
-	buf    []byte // of a direct tail: the bytes from the begin of the last block on, at a multiple of directBlock
+	f   File
+	d   directer // nil: writes use the page cache
+	end int64
+	buf []byte // of a direct tail: the bytes from the start of the last block on, at a multiple of directBlock
 }
 
-// minTail is the first size of the buffer: most servers of a test append little.
+// minTail is the first size of the buffer: tests start many servers that append little.
 const minTail = 4 * directBlock
 
 // NewTail returns the tail of f that begins at offset end, at most the length of f. Close closes f. Readers, and the
@@ -96,12 +95,11 @@ func (t *Tail) flush() error {
 	}
 	at := t.end - int64(len(t.buf))
 	n, err := t.f.WriteAt(padded, at)
-	if errors.Is(err, syscall.EINVAL) && !t.proved { // the file system accepts the flag but refuses the writes
+	if t.d != nil && errors.Is(err, syscall.EINVAL) { // the file system has larger blocks, or accepts only the flag
 		t.d.direct(false)
-		_, err = t.f.WriteAt(padded[n:], at+int64(n))
 		t.d = nil
+		_, err = t.f.WriteAt(padded[n:], at+int64(n))
 	}
-	t.proved = err == nil
 	copy(t.buf, t.buf[whole:])
 	t.buf = t.buf[:last]
 	return err

@@ -18,7 +18,13 @@ func writeVectors(f *os.File, bufs [][]byte, offset int64) error {
 	}
 	var failed error
 	err = conn.Write(func(fd uintptr) bool {
-		for len(bufs) > 0 && failed == nil {
+		for failed == nil {
+			for len(bufs) > 0 && len(bufs[0]) == 0 {
+				bufs = bufs[1:]
+			}
+			if len(bufs) == 0 {
+				break
+			}
 			var n int
 			n, failed = unix.Pwritev(int(fd), bufs[:min(len(bufs), maxVectors)], offset)
 			if failed == unix.EINTR {
@@ -35,9 +41,6 @@ func writeVectors(f *os.File, bufs [][]byte, offset int64) error {
 			}
 			if n > 0 {
 				bufs[0] = bufs[0][n:]
-			}
-			for len(bufs) > 0 && len(bufs[0]) == 0 {
-				bufs = bufs[1:]
 			}
 		}
 		return true

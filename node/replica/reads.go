@@ -159,14 +159,17 @@ func (r *replica) awaitApplied(ctx context.Context, index rowraft.Index) error {
 // pullRows reads the rows of a pull that t admitted.
 func (r *replica) pullRows(req *rowraftv1.PullRequest, t *admit.Ticket) (got pulled, err error) {
 	var overLimit error
+	var reply []byte
 	known := rowraft.TableEpoch(req.KnownEpoch)
 	got.payload, got.at, err = r.machine.Pull(req.Payload, req.Presence, known, func(size int) []byte {
 		if overLimit = t.Grow(len(req.Payload) + size); overLimit != nil {
 			return nil
 		}
-		return rpc.Pool.Bytes(size)
+		reply = rpc.Pool.Bytes(size)
+		return reply
 	})
 	if err != nil {
+		rpc.Pool.Release(reply)
 		if overLimit != nil {
 			err = overLimit
 		}

@@ -14,8 +14,8 @@ import (
 )
 
 // rowLog is the log of one group in the segments that all groups of a server share; docs/formats/log.md is the
-// authority. An append copies no large entry and reads none: large entries are written from where they are, and their
-// checksum is the seal that they already have.
+// authority. An append reads no large entry, and copies it once, into the buffer of the vfs.Tail: its checksum is the
+// seal that it already has.
 //
 // Goroutines: raft's main goroutine appends and cuts the tail, its snapshot goroutine cuts the head and removes files,
 // any goroutine reads.

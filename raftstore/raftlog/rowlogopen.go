@@ -491,7 +491,7 @@ func (r *recovery) settle() error {
 	if _, err := seg.file.WriteAt(r.header.start(), 0); err != nil { // a copy may be damaged
 		return err
 	}
-	return errors.Join(s.syncFile(seg), s.syncDir(), s.extend(seg, r.end))
+	return errors.Join(s.syncFile(seg), s.syncDir(), s.appendTo(seg, r.end))
 }
 
 // forgetBatch overwrites the bytes after the last batch, so that they are not read as a batch. This matters if the next

@@ -17,8 +17,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// change is one section of a batch: what one group changes. Small data are in buf; a large entry is a piece of its own,
-// not copied. Its group's write lock guards it.
+// change is one section of a batch: what one group changes. Small data are in buf; a large entry is a piece of its own.
+// Its group's write lock guards it.
 type change struct {
 	group  *rowGroup
 	kind   uint16
@@ -48,7 +48,7 @@ type headPlace struct {
 	index     uint64
 }
 
-// smallEntry is the size up to which data are copied into buf. Larger data are written separately.
+// smallEntry is the size up to which data are copied into buf. Larger data are a piece of their own.
 const smallEntry = 2 << 10
 
 // keptBuf is the size up to which buf is kept for the next change.
@@ -202,7 +202,8 @@ func (s *Shared) write(batch []*change) error {
 	bufs := s.lay(seg, batch)
 	if w.tail.End() == 0 { // the first batch of the segment
 		head := rowSegmentHeader{number: seg.number, batch: w.batch, salt: seg.salt, owner: s.owner}
-		bufs = slices.Insert(bufs, 0, head.start())
+		w.bufs = slices.Insert(bufs, 0, head.start())
+		bufs = w.bufs
 	}
 	err := w.tail.Append(bufs)
 	if err == nil {
@@ -289,8 +290,9 @@ func (s *Shared) apply(seg *rowSegment, at int64, batch []*change) {
 	}
 }
 
-// extend makes seg, which ends at end, the segment that receives the batches. REQUIRES: writer is held.
-func (s *Shared) extend(seg *rowSegment, end int64) error {
+// appendTo makes seg, which ends at end, the segment that receives the batches. REQUIRES: writer is held, or the log is
+// being opened.
+func (s *Shared) appendTo(seg *rowSegment, end int64) error {
 	w := &s.writer
 	f, err := s.disk.OpenFile(seg.file.Name(), os.O_RDWR)
 	if err != nil {
@@ -346,7 +348,7 @@ func (s *Shared) begin(newest *rowSegment) (*rowSegment, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	seg := &rowSegment{number: number, salt: rand.Uint64(), file: f, end: segmentStart}
-	if err := s.extend(seg, 0); err != nil {
+	if err := s.appendTo(seg, 0); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	w.state, w.end = true, segmentStart

@@ -49,7 +49,7 @@ type Shared struct {
 		err    error
 		batch  uint64        // number of the next batch
 		end    int64         // offset of the next batch in the newest segment
-		tail   *vfs.Tail     // of the newest segment
+		tail   *vfs.Tail     // of the newest segment; nil: there is none, or the log is read-only
 		state  bool          // the next batch begins with the state of all groups
 		head   []byte        // of the batch that is being written
 		bufs   [][]byte      // its bytes
