@@ -167,7 +167,7 @@ func (g *Group) prepare(s *Store, rec registry.Record, fresh bool) error {
 		return rowraft.Errorf(rowraft.CodeIdentity, "%s is empty but replica %s ran here: its data was lost; remove the "+
 			"replica from the group and add a new one under a new ID", g.dir, g.cfg.Replica)
 	}
-	return g.reconcile()
+	return nil
 }
 
 // bootstrap writes the first log entry, which has the founding members.
@@ -182,9 +182,9 @@ func (g *Group) bootstrap() error {
 		g.glog, g.glog, g.snaps, nil, conf)
 }
 
-// reconcile completes an install of a leader's snapshot that a crash interrupted between the write of the snapshot and
-// the clearing of the log. It clears a log that ends before the newest snapshot or has another entry at its index.
-// Otherwise raft would append after the gap, and a monotonic log refuses that forever.
+// reconcile completes an install of a leader's snapshot that a crash, or a restart in place, interrupted between the
+// write of the snapshot and the clearing of the log. It clears a log that ends before the newest snapshot or has
+// another entry at its index. Otherwise raft would append after the gap, and a monotonic log refuses that forever.
 func (g *Group) reconcile() error {
 	first, err := g.inner.FirstIndex()
 	if err != nil {
@@ -229,10 +229,7 @@ func (g *Group) reconcile() error {
 		return err
 	}
 	g.log.Warn("clearing a log that a newer snapshot replaces", "first", first, "last", last, "snapshot", snap.ID)
-	if err := g.inner.DeleteRange(first, last); err != nil {
-		return err
-	}
-	return g.inner.Reclaim()
+	return g.glog.DeleteRange(first, last)
 }
 
 // stored is called with entries after they are on the disk of this replica, before raft replicates them.
@@ -285,6 +282,9 @@ func (g *Group) startRaft() (err error) {
 		}
 	}()
 	g.glog.Prepare()
+	if err := g.reconcile(); err != nil {
+		return err
+	}
 	g.snaps.SetStopping(false)
 	g.fsm.stopping.Store(false)
 	g.fsm.restarted()

@@ -145,11 +145,13 @@ func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 }
 
 // A crash after a snapshot from the leader was stored and before the log was cleared leaves a log that ends too early
-// or conflicts. The next start clears it.
+// or conflicts. The next start clears it, and so does a restart in place, which may interrupt an install, too.
 func TestInterruptedInstallIsFinished(t *testing.T) {
+	beyond := func(last, term uint64) (uint64, uint64) { return last + 100, term }
 	for _, backend := range raftlog.Backends {
 		for name, place := range map[string]func(last, term uint64) (uint64, uint64){
-			"the snapshot is beyond the log":  func(last, term uint64) (uint64, uint64) { return last + 100, term },
+			"the snapshot is beyond the log":  beyond,
+			"the group restarts in place":     beyond,
 			"the log conflicts with its last": func(last, term uint64) (uint64, uint64) { return last - 1, term + 1 },
 		} {
 			t.Run(name+" with "+backend, func(t *testing.T) {
@@ -175,8 +177,12 @@ func TestInterruptedInstallIsFinished(t *testing.T) {
 				if err := errors.Join(snap.Persist(sink), sink.Close()); err != nil {
 					t.Fatal(err)
 				}
-				c.stop(n)
-				c.start(n)
+				if strings.Contains(name, "in place") {
+					n.group.restart(slog.LevelInfo, "test")
+				} else {
+					c.stop(n)
+					c.start(n)
+				}
 				if at := c.propose("new"); uint64(at) <= index {
 					t.Errorf("the next entry got index %d, want more than %d", at, index)
 				}
