@@ -16,7 +16,7 @@ type Tail struct {
 	f   File
 	d   directer // nil: writes use the page cache
 	end int64
-	buf []byte // of a direct tail: the bytes from the start of the last block on, at a multiple of directBlock
+	buf []byte // for direct writes: the bytes from the start of the last block on, at a multiple of directBlock
 }
 
 // minTail is the first size of the buffer: tests start many servers that append little.

@@ -453,7 +453,7 @@ func TestRowLogForgetsATornAppend(t *testing.T) {
 		}
 	}
 	store(1, 1, 1000)
-	torn := l.shared.writer.end
+	torn := l.shared.newest().end
 	store(2, 1, 1000)
 	overwrite(t, disk, segmentFiles(t, disk)[0], int(torn)+batchHeadBytes+entry.HeadBytes, make([]byte, 1000))
 

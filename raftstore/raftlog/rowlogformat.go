@@ -79,7 +79,7 @@ func (h rowSegmentHeader) encode() []byte {
 func (h rowSegmentHeader) start() []byte {
 	b := make([]byte, segmentStart)
 	copy(b, h.encode())
-	copy(b[segmentHeadCopy:], h.encode())
+	copy(b[segmentHeadCopy:], b[:segmentHeadCopy])
 	return b
 }
 

@@ -24,7 +24,7 @@ type recovery struct {
 	last   struct { // batch of the newest segment
 		start, end int64 // 0: the segment has none
 	}
-	header rowSegmentHeader // of the newest segment
+	header rowSegmentHeader // the newest segment has it
 }
 
 // readGroup is a group while the log is read.
@@ -76,7 +76,7 @@ func (s *Shared) recover() error {
 		return err
 	}
 	whole := r.finish()
-	s.writer.end, s.writer.batch = r.end, r.next
+	s.writer.batch = r.next
 	if s.readOnly {
 		return nil
 	}

@@ -192,7 +192,7 @@ func (s *Shared) write(batch []*change) error {
 		size += c.size
 	}
 	seg := s.newest()
-	if seg == nil || w.end > segmentStart && w.end+size > s.size {
+	if seg == nil || seg.end > segmentStart && seg.end+size > s.size {
 		var err error
 		if seg, err = s.begin(seg); err != nil {
 			w.err = fmt.Errorf("begin a segment of the log in %s: %w", s.dir, err)
@@ -214,11 +214,9 @@ func (s *Shared) write(batch []*change) error {
 		w.err = fmt.Errorf("write %s: %w", seg.file.Name(), err)
 		return w.err
 	}
-	at := w.end
 	w.state = false
-	w.end = w.tail.End()
 	w.batch++
-	s.apply(seg, at, batch)
+	s.apply(seg, batch)
 	return nil
 }
 
@@ -255,11 +253,12 @@ func (s *Shared) lay(seg *rowSegment, batch []*change) [][]byte {
 	return w.bufs
 }
 
-// apply applies a durable batch at an offset of seg to the groups in memory. REQUIRES: writer is held.
-func (s *Shared) apply(seg *rowSegment, at int64, batch []*change) {
+// apply applies a durable batch at the end of seg to the groups in memory. REQUIRES: writer is held.
+func (s *Shared) apply(seg *rowSegment, batch []*change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seg.end = s.writer.end
+	at := seg.end
+	seg.end = s.writer.tail.End()
 	cut := false
 	for _, c := range batch {
 		g := c.group
@@ -351,7 +350,7 @@ func (s *Shared) begin(newest *rowSegment) (*rowSegment, error) {
 	if err := s.appendTo(seg, 0); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	w.state, w.end = true, segmentStart
+	w.state = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.segments = append(s.mu.segments, seg)

@@ -48,8 +48,7 @@ type Shared struct {
 		sync.Mutex
 		err    error
 		batch  uint64        // number of the next batch
-		end    int64         // offset of the next batch in the newest segment
-		tail   *vfs.Tail     // of the newest segment; nil: there is none, or the log is read-only
+		tail   *vfs.Tail     // writes to the newest segment; nil: there is none, or the log is read-only
 		state  bool          // the next batch begins with the state of all groups
 		head   []byte        // of the batch that is being written
 		bufs   [][]byte      // its bytes
@@ -73,7 +72,7 @@ type rowSegment struct {
 	users  sync.RWMutex // read-locked by a reader, locked to close
 
 	// Guarded by mu of the Shared.
-	end       int64 // of its batches
+	end       int64 // of its batches; only the holder of writer changes it, and reads it without mu
 	live      int64 // entries that groups have in it
 	liveBytes int64
 }

@@ -213,7 +213,7 @@ func TestDamageStopsAsFewGroupsAsPossible(t *testing.T) {
 			for i := range 3 {
 				s.next(i, 100)
 			}
-			damaged := s.shared.writer.end
+			damaged := s.shared.newest().end
 			file := s.shared.newest().file.Name()
 			s.next(0, 100)
 			s.next(1, 100)
@@ -422,7 +422,7 @@ func TestReadSharedChangesNothing(t *testing.T) {
 		s.next(i%2, 3000)
 	}
 	left := disk.Kill() // s is of a process that is gone
-	torn := int(s.shared.writer.end)
+	torn := int(s.shared.newest().end)
 	overwrite(t, left, segmentFiles(t, left)[len(segmentFiles(t, left))-1], torn, []byte("torn"))
 	content := func() (out []string) {
 		entries, err := left.ReadDir("/log")
@@ -475,11 +475,11 @@ func TestReplacedEntriesDoNotComeBack(t *testing.T) {
 		s.next(0, 100)
 	}
 	file := s.shared.newest().file.Name()
-	cut := s.shared.writer.end
+	cut := s.shared.newest().end
 	if err := s.logs[0].DeleteRange(2, 3); err != nil {
 		t.Fatal(err)
 	}
-	again := s.shared.writer.end
+	again := s.shared.newest().end
 	if err := s.logs[0].StoreLogs([]*raft.Log{sealedEntry(t, 2, 9, nil), sealedEntry(t, 3, 9, nil)}); err != nil {
 		t.Fatal(err)
 	}
