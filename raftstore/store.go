@@ -15,6 +15,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/histogram"
+	"github.com/rowraft/rowraft/internal/ticks"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/marks"
@@ -34,8 +35,6 @@ import (
 type Store struct {
 	opts Options
 	lock io.Closer
-
-	opened time.Time // for ticks
 
 	port *peer.Port
 	logs *logstore.Shared
@@ -111,7 +110,7 @@ func Open(opts Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		opts: opts, lock: lock, opened: time.Now(), rows: rows, marks: known, marksKept: make(chan struct{}),
+		opts: opts, lock: lock, rows: rows, marks: known, marksKept: make(chan struct{}),
 		logs:      logstore.NewShared(opts.EntryCacheBytes),
 		snapshots: semaphore.NewWeighted(2),
 		pace:      transport.NewPace(opts.SnapshotSendBytesPerSecond),
@@ -455,8 +454,7 @@ func (s *Store) Close() error {
 // untilTick returns the time until the next tick. All groups of the store have the same ticks, so that the process
 // wakes once for all of them.
 func (s *Store) untilTick() time.Duration {
-	tick := s.opts.hooks.tick
-	return tick - time.Since(s.opened)%tick
+	return ticks.Until(s.opts.hooks.tick)
 }
 
 // watchDisk makes the store refuse proposals before the disk is full: a log that cannot be written stops the process,

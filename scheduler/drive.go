@@ -11,12 +11,13 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/ticks"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 const (
-	driveInterval  = 100 * time.Millisecond
+	driveInterval  = 125 * time.Millisecond
 	driveTimeout   = 15 * time.Second // limit of one call of drive
 	membersTimeout = 2 * time.Second
 	membersRounds  = 6 // with pauses of 5 to 80 ms between them
@@ -70,7 +71,7 @@ type note struct {
 func (d *driver) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	tick := time.NewTicker(driveInterval)
+	tick := ticks.New(driveInterval)
 	defer tick.Stop()
 	for {
 		_, changed := d.view.Changed()

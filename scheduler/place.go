@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/ticks"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
@@ -62,7 +63,7 @@ type leadSince struct {
 // run is the control loop of placement. While this member leads the scheduler, it takes the steps of
 // placement.Next. It returns when ctx ends.
 func (pl *placeLoop) run(ctx context.Context) {
-	tick := time.NewTicker(placeInterval)
+	tick := ticks.New(placeInterval)
 	defer tick.Stop()
 	var p placeMemory
 	for {

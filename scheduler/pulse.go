@@ -4,10 +4,12 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/ticks"
 )
 
 const (
-	pulseInterval = 200 * time.Millisecond
+	pulseInterval = 250 * time.Millisecond
 	// pulseLate is the delay of a beat that a busy machine may cause.
 	pulseLate = time.Second
 )
@@ -30,7 +32,7 @@ func (p *pulse) begin() {
 
 // run calls check at each interval until ctx ends.
 func (p *pulse) run(ctx context.Context) {
-	tick := time.NewTicker(pulseInterval)
+	tick := ticks.New(pulseInterval)
 	defer tick.Stop()
 	for {
 		select {

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/ticks"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/scheduler/placement"
@@ -19,7 +19,7 @@ import (
 // Run starts the control loops and returns when ctx ends. It also runs the loop of reconcile itself. All loops act only
 // while this member leads the scheduler, and they try again in the next round after an error.
 func (s *Scheduler) Run(ctx context.Context) {
-	tick := time.NewTicker(reconcileInterval)
+	tick := ticks.New(reconcileInterval)
 	defer tick.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -33,7 +33,7 @@ const (
 )
 
 const (
-	reconcileInterval  = 100 * time.Millisecond
+	reconcileInterval  = 125 * time.Millisecond
 	repairTimeout      = 5 * time.Second
 	createTableTimeout = 30 * time.Second // used if the caller has no deadline
 	maxMapWait         = time.Minute

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/internal/ticks"
 )
 
 const (
@@ -53,7 +54,7 @@ type memoryGuard struct {
 }
 
 func (g *memoryGuard) run(ctx context.Context) {
-	t := time.NewTicker(memoryLook)
+	t := ticks.New(memoryLook)
 	defer t.Stop()
 	for {
 		g.look(g.use(), time.Now())

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/ticks"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -46,7 +47,7 @@ func (f *fencedReplica) err() error { return rowraft.Errorf(rowraft.CodeFenced, 
 func (h *Host) watch(r *replica) {
 	var due <-chan time.Time
 	if every := h.opts.ProofEvery; every > 0 {
-		tick := time.NewTicker(max(every/5, time.Millisecond))
+		tick := ticks.New(max(every/5, time.Millisecond))
 		defer tick.Stop()
 		due = tick.C
 	}

@@ -117,12 +117,21 @@ func (t *Transport) delayAppend(target raft.ServerAddress, prev uint64) bool {
 	if news == nil {
 		return false
 	}
-	appends := &t.beats.departuresTo(target).appends
+	appends, quiet := &t.beats.departuresTo(target).appends, t.replica.Quiet()
 	select {
-	case <-appends.next(time.Now().Add(appendFactor * t.replica.Quiet())):
+	case <-appends.next(departsBefore(time.Now().Add(appendFactor*quiet), quiet)):
 	case <-news:
 	}
 	return true
+}
+
+// departsBefore returns the last multiple of quiet on the machine's clock that is not after latest. The messages for
+// all servers leave at such moments; work every 125 or 250 ms shares them (package ticks): the process wakes once.
+func departsBefore(latest time.Time, quiet time.Duration) time.Time {
+	if quiet <= 0 {
+		return latest
+	}
+	return latest.Add(-time.Duration(latest.UnixNano() % int64(quiet))) // Truncate would drop the monotonic clock
 }
 
 // delayHeartbeat waits for the next departure, at most until Replica.Quiet after the last heartbeat to follower id. A
@@ -136,7 +145,8 @@ func (t *Transport) delayHeartbeat(id raft.ServerID, target raft.ServerAddress, 
 	if !ok || p.heartbeat.IsZero() || p.missed {
 		return false
 	}
-	latest := p.heartbeat.Add(t.replica.Quiet())
+	quiet := t.replica.Quiet()
+	latest := departsBefore(p.heartbeat.Add(quiet), quiet)
 	round := t.quiet.nextRound()
 	if round == nil || !time.Now().Before(latest) {
 		return false

@@ -116,3 +116,57 @@ func TestMessagesWithoutNewsWait(t *testing.T) {
 		})
 	}
 }
+
+// Messages whose waits began at different moments leave together, none later than it must.
+func TestMessagesForAllServersLeaveTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const quiet = 125 * time.Millisecond
+		self := emptyReplica(false)
+		self.Quiet = func() time.Duration { return quiet }
+		self.Leads = func(uint64) bool { return true }
+		tr := &Transport{Transport: &follower{}, replica: self,
+			beats:       &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+			maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
+		tr.Stored(5)
+		send := func(to string, args raft.AppendEntriesRequest) time.Duration {
+			begun := time.Now()
+			err := tr.AppendEntries(raft.ServerID(to), raft.ServerAddress(to), &args, &raft.AppendEntriesResponse{})
+			if err != nil {
+				t.Error(err)
+			}
+			return time.Since(begun)
+		}
+		heartbeat := raft.AppendEntriesRequest{Term: 1}
+		commit := raft.AppendEntriesRequest{Term: 1, PrevLogEntry: 5, LeaderCommitIndex: 5}
+		var wg sync.WaitGroup
+		for i, to := range []string{"a", "b", "c"} {
+			wg.Go(func() {
+				time.Sleep(time.Duration(10+40*i) * time.Millisecond)
+				if took := send(to, heartbeat) + send(to, commit); took != 0 {
+					t.Errorf("the first messages to %s waited for %v", to, took)
+				}
+				for range 5 {
+					for _, m := range []struct {
+						args    raft.AppendEntriesRequest
+						longest time.Duration
+					}{{heartbeat, quiet}, {commit, appendFactor * quiet}} {
+						time.Sleep(30 * time.Millisecond)
+						if took := send(to, m.args); took > m.longest {
+							t.Errorf("a message to %s waited for %v, at most %v", to, took, m.longest)
+						}
+						if now := time.Now(); now.UnixNano()%int64(quiet) != 0 && m.longest > quiet {
+							t.Errorf("a message to %s left at %v", to, now)
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(10 * time.Millisecond)
+		send("a", heartbeat)
+		time.Sleep(30 * time.Millisecond)
+		if send("a", heartbeat); time.Now().UnixNano()%int64(quiet) != 0 {
+			t.Errorf("a heartbeat left at %v", time.Now())
+		}
+	})
+}

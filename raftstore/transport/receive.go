@@ -24,8 +24,8 @@ type Replica struct {
 	Turns       *turns.Group
 	Timeout     time.Duration // of an RPC
 	Leads       func(term uint64) bool
-	// Quiet returns how long a heartbeat waits that tells its follower nothing; another AppendEntries waits appendFactor
-	// times as long. nil: neither waits.
+	// Quiet returns the longest wait of a heartbeat that tells its follower nothing; that of another AppendEntries is
+	// appendFactor times as long. nil: neither waits.
 	Quiet func() time.Duration
 	Guard *RollbackGuard // nil in tests of this package
 	// Expand returns the bytes of a snapshot that a follower can restore, with their number; nil if data is that already.

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/internal/ticks"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -27,7 +28,7 @@ const (
 // RunPolicies is the control loop of checkpoint policies. While this member leads the scheduler, it makes the
 // checkpoints that are due, one at a time for each destination.
 func (c *Service) RunPolicies(ctx context.Context) {
-	tick := time.NewTicker(policyTick)
+	tick := ticks.New(policyTick)
 	defer tick.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/internal/histogram"
+	"github.com/rowraft/rowraft/internal/ticks"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -14,7 +15,7 @@ import (
 const unattendedLease = time.Minute
 
 // loopInterval is the interval between two checks of the leases.
-const loopInterval = 200 * time.Millisecond
+const loopInterval = 250 * time.Millisecond
 
 // wake starts the next round of Run at once.
 func (s *Service) wake() {
@@ -30,7 +31,7 @@ func (s *Service) Rounds() *histogram.Durations { return &s.rounds }
 // Run is the control loop of jobs. While this member leads the scheduler, the loop removes silent workers from
 // their jobs and sends each new generation to the shards. It returns when ctx ends.
 func (s *Service) Run(ctx context.Context) {
-	tick := time.NewTicker(loopInterval)
+	tick := ticks.New(loopInterval)
 	defer tick.Stop()
 	for {
 		select {
