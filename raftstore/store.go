@@ -451,21 +451,14 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// untilTick returns the time until the next tick. All groups of the store have the same ticks, so that the process
-// wakes once for all of them.
-func (s *Store) untilTick() time.Duration {
-	return ticks.Until(s.opts.hooks.tick)
-}
-
 // watchDisk makes the store refuse proposals before the disk is full: a log that cannot be written stops the process,
 // but a refused push is only late.
 func (s *Store) watchDisk() {
-	t := time.NewTimer(s.untilTick())
+	t := ticks.New(s.opts.hooks.tick)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
-			t.Reset(s.untilTick())
 			s.checkDisk()
 		case <-s.stop:
 			return

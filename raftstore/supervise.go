@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/ticks"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
@@ -14,7 +15,7 @@ import (
 // timers, and ends raft when the group has failed.
 func (g *Group) supervise() {
 	defer g.wg.Done()
-	t := time.NewTimer(g.store.untilTick())
+	t := ticks.New(g.store.opts.hooks.tick)
 	defer t.Stop()
 	dead := g.dead
 	for {
@@ -27,7 +28,6 @@ func (g *Group) supervise() {
 		case reason := <-g.wantRestart:
 			g.restart(slog.LevelError, reason)
 		case <-t.C:
-			t.Reset(g.store.untilTick())
 			n := g.run.Load()
 			if n == nil || g.failure.Load() != nil {
 				continue

@@ -10,9 +10,18 @@ import (
 	"time"
 )
 
-// Until returns the time until the next multiple of every on the machine's clock.
-func Until(every time.Duration) time.Duration {
-	return every - time.Duration(time.Now().UnixNano()%int64(every))
+// Before returns the last multiple of every on the machine's clock that is not after t; t if every is 0.
+func Before(t time.Time, every time.Duration) time.Time {
+	if every <= 0 {
+		return t
+	}
+	return t.Add(-time.Duration(t.UnixNano() % int64(every))) // Truncate would drop the monotonic clock
+}
+
+// until returns the time until the next multiple of every.
+func until(every time.Duration) time.Duration {
+	now := time.Now()
+	return Before(now.Add(every), every).Sub(now)
 }
 
 // Ticker is like a [time.Ticker] that ticks at the multiples of its interval.
@@ -34,7 +43,7 @@ func New(every time.Duration) *Ticker {
 	t := &Ticker{C: c, c: c, every: every}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.timer = time.AfterFunc(Until(every), t.tick)
+	t.timer = time.AfterFunc(until(every), t.tick)
 	return t
 }
 
@@ -46,7 +55,7 @@ func (t *Ticker) tick() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.stopped {
-		t.timer.Reset(Until(t.every))
+		t.timer.Reset(until(t.every))
 	}
 }
 

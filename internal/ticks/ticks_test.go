@@ -10,7 +10,7 @@ func TestTickersTickTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const every = 100 * time.Millisecond
 		for _, begun := range []time.Duration{0, 1, 37 * time.Millisecond, every - 1} {
-			time.Sleep(Until(2*every) + begun)
+			time.Sleep(until(2*every) + begun)
 			next := time.Now().Add(every - begun)
 			single, double := New(every), New(2*every)
 			for range 3 {
@@ -33,7 +33,7 @@ func TestTickersTickTogether(t *testing.T) {
 func TestATickWaitsForItsReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const every = 100 * time.Millisecond
-		time.Sleep(Until(every))
+		time.Sleep(until(every))
 		begun := time.Now()
 		tick := New(every)
 		defer tick.Stop()

@@ -5,12 +5,15 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft/internal/ticks"
 )
 
 // quiet delays the AppendEntries that tell a follower nothing. Raft sends two kinds to each follower of each group,
 // forever: one every one or two commit timeouts, so that followers learn the commit index soon after the last entry,
 // and heartbeats. Without a delay they are most of the CPU of an idle cluster. Delayed ones leave together, those of
-// all groups for one server (departure).
+// all groups for one server (departure), for all servers at multiples of Replica.Quiet. Work every 125 or 250 ms is
+// done at the same moments (package ticks): the process wakes once.
 //
 // A delayed message is sent, late, and not answered here, so raft counts no contact that did not happen.
 type quiet struct {
@@ -119,19 +122,10 @@ func (t *Transport) delayAppend(target raft.ServerAddress, prev uint64) bool {
 	}
 	appends, quiet := &t.beats.departuresTo(target).appends, t.replica.Quiet()
 	select {
-	case <-appends.next(departsBefore(time.Now().Add(appendFactor*quiet), quiet)):
+	case <-appends.next(ticks.Before(time.Now().Add(appendFactor*quiet), quiet)):
 	case <-news:
 	}
 	return true
-}
-
-// departsBefore returns the last multiple of quiet on the machine's clock that is not after latest. The messages for
-// all servers leave at such moments; work every 125 or 250 ms shares them (package ticks): the process wakes once.
-func departsBefore(latest time.Time, quiet time.Duration) time.Time {
-	if quiet <= 0 {
-		return latest
-	}
-	return latest.Add(-time.Duration(latest.UnixNano() % int64(quiet))) // Truncate would drop the monotonic clock
 }
 
 // delayHeartbeat waits for the next departure, at most until Replica.Quiet after the last heartbeat to follower id. A
@@ -146,7 +140,7 @@ func (t *Transport) delayHeartbeat(id raft.ServerID, target raft.ServerAddress, 
 		return false
 	}
 	quiet := t.replica.Quiet()
-	latest := departsBefore(p.heartbeat.Add(quiet), quiet)
+	latest := ticks.Before(p.heartbeat.Add(quiet), quiet)
 	round := t.quiet.nextRound()
 	if round == nil || !time.Now().Before(latest) {
 		return false
