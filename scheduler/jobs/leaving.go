@@ -79,7 +79,7 @@ func (c *Trainers) mayLeave(ctx context.Context, a *trainer) *rowraftv1.AttendLe
 	switch {
 	case park == nil:
 		return nil
-	case park.GetEnded() && len(train) > 0:
+	case park.GetEnded() && (len(train) > 0 || c.othersReconnect(a)):
 		return nil
 	case park.GetDestination() == "":
 		return &rowraftv1.AttendLeave{}
@@ -93,6 +93,27 @@ func (c *Trainers) mayLeave(ctx context.Context, a *trainer) *rowraftv1.AttendLe
 		return nil // check again: other trainers may wait for a checkpoint that needs this trainer
 	}
 	return leave
+}
+
+// othersReconnect reports whether other trainers of a's job are not connected, for less than patience.absent: their
+// connections broke, or this leader is new. Their checkpoints need the state of a. Only the goroutine of a's call uses
+// it.
+func (c *Trainers) othersReconnect(a *trainer) bool {
+	absent := func(m *rowraftv1.RunMember) bool {
+		switch m.GetState() {
+		case rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
+			return false
+		}
+		return m.GetAttending() != 0 && !c.has(meta.TrainerID{Job: a.id.Job, Rank: m.GetRank()})
+	}
+	if !slices.ContainsFunc(c.machine.RunOf(a.id.Job).GetMembers(), absent) {
+		a.aloneSince = time.Time{}
+		return false
+	}
+	if a.aloneSince.IsZero() {
+		a.aloneSince = time.Now()
+	}
+	return time.Since(a.aloneSince) < c.patience.absent
 }
 
 // endingOf makes the checkpoint that a requests. If another trainer of the job already makes one, endingOf waits for it

@@ -64,8 +64,11 @@ type trainer struct {
 	took     time.Duration             // duration of the last pause, until the trainer stopped or the scheduler gave up
 	sending  map[uint64]*pausedTrainer // pauses to which the trainer still sends its state, by pause id
 
-	told       uint64 // last generation sent to the trainer; only the goroutine of Trainers.serve uses it
 	toldToStop atomic.Bool
+
+	// Only the goroutine of Trainers.serve uses the fields below.
+	told       uint64    // last generation sent to the trainer
+	aloneSince time.Time // since when other trainers of its job are absent, by othersReconnect
 }
 
 // tell sends a message to the trainer. It waits at most tellPatience for a trainer that does not read; the caller then
