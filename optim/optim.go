@@ -118,6 +118,10 @@ func (r *Rule) Update(w, state, g []float32, lr float32) {
 func (r *Rule) whole(w, state, g []float32, lr float32) {
 	n := len(w)
 	switch r.opt.Kind {
+	case rowraft.SGD:
+		sgd(w, g, lr)
+	case rowraft.Adagrad:
+		adagrad(w, state[:n], g, lr, r.opt.Epsilon)
 	case rowraft.RowWiseAdagrad:
 		var sums [lanes]float32
 		squares(&sums, g)

@@ -53,11 +53,19 @@ func GetFloats(dst []float32, dtype rowraft.DType, src []byte) {
 	}
 }
 
-// Floats returns len(scratch) numbers of dtype from src. The result is the memory of src itself if its alignment and
-// the machine's byte order allow that, otherwise a copy in scratch.
-func Floats(scratch []float32, dtype rowraft.DType, src []byte) []float32 {
+// InPlace returns the numbers of src in its own memory, or nil if dtype, the alignment of src or the machine's byte
+// order do not allow that.
+func InPlace(dtype rowraft.DType, src []byte) []float32 {
 	if p := unsafe.Pointer(unsafe.SliceData(src)); dtype == rowraft.Float32 && littleEndian && uintptr(p)%4 == 0 {
-		return unsafe.Slice((*float32)(p), len(scratch))
+		return unsafe.Slice((*float32)(p), len(src)/4)
+	}
+	return nil
+}
+
+// Floats returns len(scratch) numbers of dtype from src: InPlace, or a copy in scratch.
+func Floats(scratch []float32, dtype rowraft.DType, src []byte) []float32 {
+	if in := InPlace(dtype, src); in != nil {
+		return in[:len(scratch)]
 	}
 	GetFloats(scratch, dtype, src)
 	return scratch

@@ -8,19 +8,6 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// checkArgs returns an error for arguments of the wrong length.
-func (t *Table) checkArgs(keys []rowraft.Key, numBytes int, dt rowraft.DType) error {
-	if dt.Size() == 0 {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %s: want float32 or bfloat16", t.schema.Name, dt)
-	}
-	if want := len(keys) * t.index.dim * dt.Size(); numBytes != want {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"table %s: %d bytes of numbers for %d keys: want %d × dim %d × %d bytes = %d",
-			t.schema.Name, numBytes, len(keys), len(keys), t.index.dim, dt.Size(), want)
-	}
-	return nil
-}
-
 // Pull writes the weights of keys to dst: row i, dim numbers of type dt,
 // little-endian, belongs to keys[i].
 //
@@ -32,7 +19,7 @@ func (t *Table) checkArgs(keys []rowraft.Key, numBytes int, dt rowraft.DType) er
 // Errors: CodeInvalidArgument if dst or present does not fit the keys or dt is unknown, before anything is written;
 // CodeWrongShard if a key's slot is not owned.
 func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []byte) error {
-	if err := t.checkArgs(keys, len(dst), dt); err != nil {
+	if err := t.index.checkArgs(keys, len(dst), dt); err != nil {
 		return err
 	}
 	if present != nil {
@@ -60,7 +47,8 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 		for i, key := range keys[base : base+n] {
 			out := dst[:rowBytes:rowBytes]
 			dst = dst[rowBytes:]
-			if t.index.read(c, i, key, out, dt, noVersion) == 0 {
+			found := dt == t.index.storage && t.index.copiedAtOnce(c, i, key, out)
+			if !found && t.index.read(c, i, key, out, dt, noVersion) == 0 {
 				t.index.putInitial(out, dt, key)
 				continue
 			}
@@ -78,10 +66,11 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 //
 // Keys may repeat; Update applies them in the order given.
 //
-// REQUIRES: no other writer uses the table at the same time (see the package's "Concurrency").
+// REQUIRES: no other writer uses the table at the same time (see the package's "Concurrency"); the caller has checked
+// that the slots of keys are owned.
 //
-// Errors: CodeInvalidArgument and CodeWrongShard as in Pull, before anything changes;
-// CodeOverloaded if the system has no memory. In that case an unknown part of the
+// Errors: CodeInvalidArgument as in Pull, before anything changes; CodeWrongShard if a slot is not owned after all;
+// CodeOverloaded if the system has no memory. In the last two cases an unknown part of the
 // rows has changed: the replica must stop and restore its state.
 func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr float32) error {
 	return t.UpdateCounted(keys, grads, dt, lr, nil)
@@ -91,28 +80,25 @@ func (t *Table) Update(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr fl
 // In a tracked table each of them counts as a push of its own, and the last one changes the row
 // (docs/formats/streaming.md). Other tables ignore counts, and nil means 1.
 func (t *Table) UpdateCounted(keys []rowraft.Key, grads []byte, dt rowraft.DType, lr float32, counts []byte) error {
-	return t.change(keys, grads, dt, counts, false, func(w, state, g []float32) {
-		t.rule.Update(w, state, g, lr)
-	})
+	return t.change(keys, counts, rowChange{lr: lr, arg: grads, dtype: dt})
 }
 
 // Assign creates the rows of keys that have none, sets their weights to values,
 // and gives them the next version of their slot. The optimizer state stays as it is, except
 // where [optim.Rule.Assign] changes it. Everything else is as in Update.
 func (t *Table) Assign(keys []rowraft.Key, values []byte, dt rowraft.DType) error {
-	return t.change(keys, values, dt, nil, true, func(w, state, v []float32) { t.rule.Assign(w, state, v) })
+	return t.change(keys, nil, rowChange{assign: true, arg: values, dtype: dt})
 }
 
-// change calls do for each key with the weights and the state of its row and the numbers of
-// the argument for that key. It rounds the weights to the storage type after do returns: see records.store.
-func (t *Table) change(
-	keys []rowraft.Key, arg []byte, dt rowraft.DType, counts []byte, assign bool, do func(w, state, arg []float32),
-) error {
-	if err := t.checkArgs(keys, len(arg), dt); err != nil {
+// change is UpdateCounted or Assign.
+func (t *Table) change(keys []rowraft.Key, counts []byte, do rowChange) error {
+	if err := t.index.checkArgs(keys, len(do.arg), do.dtype); err != nil {
 		return err
 	}
-	if err := t.index.checkKeys(keys); err != nil { // before anything changes
-		return err
+	if t.index.tier != nil || t.track != nil { // for other tables the lookup checks each chunk
+		if err := t.index.checkKeys(keys); err != nil {
+			return err
+		}
 	}
 	t.beginChange()
 	defer t.endChange()
@@ -121,28 +107,25 @@ func (t *Table) change(
 			return err
 		}
 	}
+	do.records, do.rule, do.scratch, do.wide = &t.index.records, &t.rule, t.scratch, t.wide
+	do.inPlace = wire.InPlace(do.dtype, do.arg)
 	if t.track != nil {
-		return t.changeTracked(keys, arg, dt, counts, assign, do)
+		return t.changeTracked(keys, counts, &do)
 	}
 	var ahead chunks
 	ahead.start(t, keys, t.index.rowBytes(), true)
-	rowBytes := t.index.dim * dt.Size()
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)
 		if n == 0 {
-			return nil
+			return ahead.err
 		}
 		for i, key := range keys[base : base+n] {
-			values := wire.Floats(t.scratch, dt, arg[:rowBytes:rowBytes])
-			arg = arg[rowBytes:]
-			r, err := t.open(c, i, key)
+			r, was, err := t.open(c, i, key)
 			if err != nil {
 				return err
 			}
-			w := wire.Floats(t.wide, t.index.storage, t.index.weights(r))
-			do(w, t.index.state(r), values)
-			t.index.store(r, &t.rule, w, assign)
-			t.index.seal(c.slot[i], c.tag[i], r)
+			do.compute(r, base+i)
+			t.index.seal(c.slot[i], c.tag[i], r, was)
 		}
 		base += n
 	}
@@ -150,26 +133,21 @@ func (t *Table) change(
 
 // changeTracked is change for a tracked table. docs/formats/streaming.md specifies the order of its
 // steps.
-func (t *Table) changeTracked(
-	keys []rowraft.Key, arg []byte, dt rowraft.DType, counts []byte, assign bool, do func(w, state, arg []float32),
-) error {
+func (t *Table) changeTracked(keys []rowraft.Key, counts []byte, do *rowChange) error {
 	var c chunk
-	rowBytes := t.index.dim * dt.Size()
 	touched := t.index.rowBytes()
 	for base := 0; base < len(keys); base += chunkKeys {
 		chunkOf := keys[base:min(base+chunkKeys, len(keys))]
 		t.index.lookup(&c, chunkOf, touched)
 		t.snaps.prefetchSlots(&c, len(chunkOf))
 		for i, key := range chunkOf {
-			values := wire.Floats(t.scratch, dt, arg[:rowBytes:rowBytes])
-			arg = arg[rowBytes:]
 			pushes := 1
 			if counts != nil {
 				pushes = int(counts[base+i])
 			}
-			ok, err := t.mayPush(&c, i, key, assign)
+			ok, err := t.mayPush(&c, i, key, do.assign)
 			for ; !ok && err == nil && pushes > 1; pushes-- {
-				ok, err = t.mayPush(&c, i, key, assign)
+				ok, err = t.mayPush(&c, i, key, do.assign)
 			}
 			if err != nil {
 				return err
@@ -177,7 +155,7 @@ func (t *Table) changeTracked(
 			if !ok {
 				continue
 			}
-			r, err := t.open(&c, i, key)
+			r, was, err := t.open(&c, i, key)
 			if err != nil {
 				return err
 			}
@@ -189,13 +167,51 @@ func (t *Table) changeTracked(
 				s.version++
 				*r.version() = s.version | busy
 			}
-			w := wire.Floats(t.wide, t.index.storage, t.index.weights(r))
-			do(w, t.index.state(r), values)
-			t.index.store(r, &t.rule, w, assign)
-			t.index.seal(c.slot[i], c.tag[i], r)
+			do.compute(r, base+i)
+			t.index.seal(c.slot[i], c.tag[i], r, was)
 		}
 	}
 	return nil
+}
+
+// rowChange is what a change does to each row: it runs the optimizer, or assigns values.
+type rowChange struct {
+	*records
+	rule    *optim.Rule
+	lr      float32
+	assign  bool
+	inPlace []float32 // wire.InPlace of arg
+	arg     []byte    // dim numbers for each key
+	dtype   rowraft.DType
+	scratch []float32 // for the numbers of one key
+	wide    []float32 // for the weights of one row
+}
+
+// numbers returns those for key number i. They are valid until the next call.
+func (c *rowChange) numbers(i int) []float32 {
+	if c.inPlace != nil {
+		return c.inPlace[i*c.dim:][:c.dim]
+	}
+	wire.GetFloats(c.scratch, c.dtype, c.arg[i*c.dim*c.dtype.Size():])
+	return c.scratch
+}
+
+// compute changes the row of key number i. It rounds the weights to their storage type after that: see records.store.
+func (c *rowChange) compute(r record, i int) {
+	w := c.wide
+	if c.storage == rowraft.Float32 {
+		w = c.floats(r)
+	} else {
+		wire.GetFloats(w, c.storage, c.weights(r))
+	}
+	if c.assign {
+		c.rule.Assign(w, c.state(r), c.numbers(i))
+	} else {
+		c.rule.Update(w, c.state(r), c.numbers(i), c.lr)
+	}
+	if c.storage == rowraft.BFloat16 {
+		c.store(r, c.rule, w, c.assign)
+	}
 }
 
 // mayPush reports whether keys[i] has a row or may get one. In the second case it makes room for it.
@@ -223,25 +239,33 @@ func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, er
 	return true, err
 }
 
-// open prepares the record of keys[i] for a change and returns it. It subtracts the old hash
-// from the digest, saves an image for each snapshot that needs one, and marks the record busy,
-// so that readers wait until seal. It creates a missing row from the initializer.
-func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
-	r, ok := t.index.record(c, i, key)
-	if !ok {
+// open prepares the record of keys[i] for a change. It returns the record and the hash that the digest has of it, which
+// seal replaces. open saves an image for each snapshot that needs one, and marks the record busy, so that readers wait
+// until seal. It creates a missing row from the initializer.
+func (t *Table) open(c *chunk, i int, key rowraft.Key) (r record, was Digest, err error) {
+	r = record{c.addr[i]}
+	if r.key() != uint64(key) || r.loadVersion() == gone {
+		var ok bool
 		// An earlier key of the chunk may have created this row after the lookup.
-		r, ok = t.index.find(c.slot[i], c.tag[i], key)
-	}
-	if ok {
-		if err := t.snaps.saveImage(c.slot[i], c.tag[i], r); err != nil {
-			return r, err
+		if r, ok = t.index.find(c.slot[i], c.tag[i], key); !ok {
+			r, err = t.create(c.slot[i], c.tag[i], key)
+			return r, Digest{}, err
 		}
-		t.index.subtract(c.slot[i], c.tag[i], r)
-		r.setBusy()
-		return r, nil
 	}
-	t.snaps.prepareSlot(c.slot[i])
-	r, err := t.insert(c.slot[i], c.tag[i], key)
+	if len(t.snaps.running) > 0 {
+		if err := t.snaps.saveImage(c.slot[i], c.tag[i], r); err != nil {
+			return r, Digest{}, err
+		}
+	}
+	was = t.index.rowHash(r)
+	r.setBusy()
+	return r, was, nil
+}
+
+// create makes the row of key from the initializer. The record is busy until seal.
+func (t *Table) create(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, error) {
+	t.snaps.prepareSlot(slot)
+	r, err := t.insert(slot, tag, key)
 	if err != nil {
 		return r, err
 	}

@@ -218,12 +218,13 @@ func (x *index) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (r record
 	return r, old, nil
 }
 
-// seal ends a change: it gives r the next version of its slot and adds its hash to the digest.
-func (x *index) seal(slot rowraft.Slot, tag uint32, r record) {
+// seal ends a change: it gives r the next version of its slot, and the digest the hash of r instead of was, which is 0
+// for a new row.
+func (x *index) seal(slot rowraft.Slot, tag uint32, r record, was Digest) {
 	s := x.slot(slot)
 	s.version++
 	r.setVersion(s.version)
-	h := x.rowHash(r)
+	h := x.rowHash(r).Sub(was)
 	s.digest = s.digest.Add(h)
 	if x.check.covers(x, slot, tag, r) {
 		x.check.sum = x.check.sum.Add(h)

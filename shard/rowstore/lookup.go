@@ -22,8 +22,8 @@ type chunk struct {
 	addr [chunkKeys]unsafe.Pointer // first of the index entries, then of the records
 }
 
-// noRow is the value of addr for a key whose tag is not in the index.
-var noRow [64]byte
+// noRow is the value of addr for a key whose tag is not in the index. It looks like a record that is gone.
+var noRow = [8]uint64{versionAt / 8: gone}
 
 // chunks looks up keys chunk by chunk, so that memory of later chunks is loading while the caller
 // works on the current one. Before next returns a chunk, it prefetches the records of the next
@@ -43,8 +43,7 @@ type chunks struct {
 }
 
 // start prepares c, which must be zero, for keys. Each call takes t and keys as arguments again:
-// a pointer to them in c would move c to the heap. A caller that changes the rows has checked that
-// it owns the slots.
+// a pointer to them in c would move c to the heap.
 func (c *chunks) start(t *Table, keys []rowraft.Key, touched int, changes bool) {
 	c.touched, c.changes = min(touched, maxPrefetch), changes
 	c.prefetchEntries(t, keys, 0)
@@ -111,11 +110,14 @@ func (x *index) lookup(c *chunk, keys []rowraft.Key, touched int) {
 // prefetchEntries prefetches the index entries of keys. Errors: CodeWrongShard if the slot of a key is not owned.
 func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) error {
 	for i, key := range keys {
-		slot, tag := x.locate(key)
+		slot, tag := x.slotOf(key), x.secret.Tag(key) // locate, and below segment, so that the compiler inlines them
 		if !x.owns(slot) {
 			return x.notOwned(key, slot)
 		}
-		seg := x.segment(slot, tag)
+		seg := x.roots[slot-x.first].load()
+		if len(seg) == 0 {
+			seg = x.segment(slot, tag)
+		}
 		c.slot[i], c.tag[i], c.seg[i] = slot, tag, seg
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(seg) > 0 {

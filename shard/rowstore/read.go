@@ -3,6 +3,7 @@ package rowstore
 import (
 	"runtime"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/shard/rowstore/order"
@@ -42,6 +43,19 @@ func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DT
 		r, ok = x.find(c.slot[i], c.tag[i], key)
 	}
 	return 0
+}
+
+// copiedAtOnce is read without its loops, for the type of the stored weights: it reports false if the lookup did not
+// find the row, or the writer changes the row now.
+func (x *index) copiedAtOnce(c *chunk, i int, key rowraft.Key, dst []byte) bool {
+	r := record{c.addr[i]}
+	v := r.loadVersion()
+	if r.key() != uint64(key) || v&busy != 0 {
+		return false
+	}
+	copy(dst, unsafe.Slice((*byte)(unsafe.Add(r.p, weightsAt)), len(dst)))
+	order.LoadFence()
+	return r.loadVersion() == v
 }
 
 // copied writes the weights of r to dst, all from one version, and returns the version; 0 if r is no longer in the

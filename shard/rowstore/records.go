@@ -40,6 +40,19 @@ func newRecords(s *rowraft.Schema, stateLen int) (rs records, err error) {
 	return rs, err
 }
 
+// checkArgs returns an error for arguments of the wrong length.
+func (rs *records) checkArgs(keys []rowraft.Key, numBytes int, dt rowraft.DType) error {
+	if dt.Size() == 0 {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %s: want float32 or bfloat16", rs.schema.Name, dt)
+	}
+	if want := len(keys) * rs.dim * dt.Size(); numBytes != want {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"table %s: %d bytes of numbers for %d keys: want %d × dim %d × %d bytes = %d",
+			rs.schema.Name, numBytes, len(keys), len(keys), rs.dim, dt.Size(), want)
+	}
+	return nil
+}
+
 // recordBytes is the size of a stored record: what Snapshot appends per row and RestoreRow takes.
 func (rs *records) recordBytes() int { return keyOffset + rs.rowBytes() }
 
@@ -102,6 +115,12 @@ func (rs *records) weights(r record) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(r.p, weightsAt)), rs.stateAt-weightsAt)
 }
 
+// floats returns the weights of r in its memory. REQUIRES: they are stored as float32, and the machine is
+// little-endian.
+func (rs *records) floats(r record) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Add(r.p, weightsAt)), rs.dim)
+}
+
 // state returns the optimizer state.
 func (rs *records) state(r record) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Add(r.p, rs.stateAt)), rs.stateLen)
@@ -112,15 +131,12 @@ func (rs *records) hashed(r record) []byte { return unsafe.Slice((*byte)(r.p), r
 
 // rowHash returns the hash of one row's key, version, weights and state.
 func (rs *records) rowHash(r record) Digest {
-	h := xxh3.Hash128(rs.hashed(r))
-	return Digest{Hi: h.Hi, Lo: h.Lo}
+	return Digest(xxh3.Hash128(rs.hashed(r)))
 }
 
-// store writes back the weights that wire.Floats returned for r, after a push or an assign has changed them.
+// store writes back the weights w of r, after a push or an assign has changed them.
+// REQUIRES: they are stored as bfloat16.
 func (rs *records) store(r record, rule *optim.Rule, w []float32, assign bool) {
-	if rs.storage != rowraft.BFloat16 { // w is the memory of r
-		return
-	}
 	if !assign {
 		rule.RoundPush(rowraft.Key(r.key()), w)
 	}

@@ -406,8 +406,13 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
-	if err := table.RestoreSlotVersion(slot, 9, 0); err != nil || table.SlotCounts(slot).Version != 9 {
-		t.Errorf("RestoreSlotVersion(9): %v, counter %d", err, table.SlotCounts(slot).Version)
+	// Here the first chunks have changed, and the replica must stop.
+	if err := table.Update(append(many, foreign), make([]byte, (len(many)+1)*len(row)), rowraft.Float32,
+		0); rowraft.CodeOf(err) != rowraft.CodeWrongShard {
+		t.Errorf("update of a foreign key after many others: %v", err)
+	}
+	if err := table.RestoreSlotVersion(slot, 900, 0); err != nil || table.SlotCounts(slot).Version != 900 {
+		t.Errorf("RestoreSlotVersion(900): %v, counter %d", err, table.SlotCounts(slot).Version)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // PullVersions returns the number of rows that are left out.
 func PullVersions(t *Table, keys []rowraft.Key, dst []byte, dt rowraft.DType, present, known,
 	unchanged []byte) (leftOut int, err error) {
-	if err := t.checkArgs(keys, len(dst)-wire.VersionBytes*len(keys), dt); err != nil {
+	if err := t.index.checkArgs(keys, len(dst)-wire.VersionBytes*len(keys), dt); err != nil {
 		return 0, err
 	}
 	bitmap := (len(keys) + 7) / 8
