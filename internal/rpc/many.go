@@ -10,8 +10,11 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// MaxBatches limits the batches of one request. A server runs a goroutine for each.
+// MaxBatches limits the batches of one request. A server answers them concurrently.
 const MaxBatches = 64
+
+// batchWorkers answer batches.
+var batchWorkers = workers{make(chan func())}
 
 // PullMany answers the batches of req on stream. It calls pull for each batch concurrently, and sends each
 // answer when it is ready: a batch that waits delays no other. pull returns a PullReply or a Counted.
@@ -82,7 +85,11 @@ func many[Q any](stream grpc.ServerStream, batches []*Q, answer func(context.Con
 		if i == len(batches)-1 {
 			one(i)
 		} else {
-			wg.Go(func() { one(i) })
+			wg.Add(1)
+			batchWorkers.run(func() {
+				defer wg.Done()
+				one(i)
+			})
 		}
 	}
 	wg.Wait()
