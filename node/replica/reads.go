@@ -121,13 +121,16 @@ func (r *replica) pullAsLeader(ctx context.Context, req *rowraftv1.PullRequest,
 	if canary.Is(canary.StaleReads) && knowsNoOtherLeader(r.group) {
 		return r.pullRows(req, t)
 	}
+	minIndex, linearizable := rowraft.Index(req.MinIndex), req.Mode == rowraftv1.ReadMode_READ_MODE_LINEARIZABLE
+	if !linearizable && r.machine.AppliedIndex() >= minIndex && r.mustServe() == nil {
+		return r.pullRows(req, t) // nothing to wait for, so no timer
+	}
 	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
 	defer cancel()
 	if err := r.awaitServe(ctx); err != nil {
 		return got, err
 	}
-	minIndex := rowraft.Index(req.MinIndex)
-	if req.Mode == rowraftv1.ReadMode_READ_MODE_LINEARIZABLE {
+	if linearizable {
 		index, err := r.confirm(ctx)
 		if err != nil {
 			return got, err
