@@ -250,6 +250,25 @@ func TestAnExportIsCompleteOrAbsent(t *testing.T) {
 	}
 }
 
+// TestFilesOfTwoTables: a file of one table never has the name of a file of another.
+func TestFilesOfTwoTables(t *testing.T) {
+	r := rowFiles{disk: vfs.OS, dir: t.TempDir(), dtype: rowraft.Float32, most: 1}
+	for i, name := range []string{"ctr.embeddings", "ctr.embeddings.2"} {
+		s := rowraft.Schema{ID: rowraft.TableID(i + 1), Name: name, Kind: rowraft.Sparse, Dim: 2}
+		if err := r.open(&s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer r.abort()
+	for key := range rowraft.Key(3) { // each begins a file
+		for table := range r.tables {
+			if err := r.append(table, []rowraft.Key{key}, make([]float32, 2)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // TestDamageIsFound: each damage of a directory has its code and names the file.
 func TestDamageIsFound(t *testing.T) {
 	job, from := trained(t, nil)

@@ -190,11 +190,11 @@ func (r *rowFiles) open(s *rowraft.Schema) error {
 	return r.next(&r.tables[len(r.tables)-1])
 }
 
-// next begins a file of t: NAME.safetensors, NAME.2.safetensors and so on.
+// next begins a file of t: NAME.safetensors, NAME+2.safetensors and so on. No table has a + in its name.
 func (r *rowFiles) next(t *rowFile) (err error) {
 	t.name = t.schema.Name
 	if n := len(t.done); n > 0 {
-		t.name += fmt.Sprintf(".%d", n+1)
+		t.name += fmt.Sprintf("+%d", n+1)
 	}
 	t.name += "." + string(tablefile.SafeTensors)
 	t.w, err = tablefile.Create(filepath.Join(r.dir, t.name), tablefile.SafeTensors,
