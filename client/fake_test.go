@@ -94,13 +94,13 @@ func (s *fakeServer) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*r
 func (s *fakeServer) WriteMany(req *rowraftv1.WriteManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
 	s.shared.Add(1)
-	return rpc.WriteMany(req, stream, s.Write)
+	return rpc.WriteMany(rpc.NewWorkers(), req, stream, s.Write)
 }
 
 func (s *fakeServer) PullMany(req *rowraftv1.PullManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
 	s.shared.Add(1)
-	return rpc.PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
+	return rpc.PullMany(rpc.NewWorkers(), req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
 		return s.Pull(ctx, q)
 	})
 }
@@ -112,7 +112,7 @@ func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepReques
 func (s *fakeServer) PushStepMany(req *rowraftv1.PushStepManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
 	s.shared.Add(1)
-	return rpc.PushStepMany(req, stream, s.step)
+	return rpc.PushStepMany(rpc.NewWorkers(), req, stream, s.step)
 }
 
 func (s *fakeServer) WaitClock(_ context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {

@@ -13,14 +13,11 @@ import (
 // MaxBatches limits the batches of one request. A server answers them concurrently.
 const MaxBatches = 64
 
-// batchWorkers answer batches.
-var batchWorkers = workers{make(chan func())}
-
-// PullMany answers the batches of req on stream. It calls pull for each batch concurrently, and sends each
+// PullMany answers the batches of req on stream. It calls pull for each batch concurrently, on workers, and sends each
 // answer when it is ready: a batch that waits delays no other. pull returns a PullReply or a Counted.
-func PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStream,
+func PullMany(workers *Workers, req *rowraftv1.PullManyRequest, stream grpc.ServerStream,
 	pull func(context.Context, *rowraftv1.PullRequest) (any, error)) error {
-	return many(stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.PullRequest) any {
+	return many(workers, stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.PullRequest) any {
 		reply, err := pull(ctx, q)
 		if err != nil {
 			return &rowraftv1.PullReply{Batch: batch, Error: Detail(err)}
@@ -36,9 +33,9 @@ func PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStream,
 }
 
 // WriteMany is PullMany for writes.
-func WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStream,
+func WriteMany(workers *Workers, req *rowraftv1.WriteManyRequest, stream grpc.ServerStream,
 	write func(context.Context, *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error)) error {
-	return many(stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.WriteRequest) any {
+	return many(workers, stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.WriteRequest) any {
 		reply, err := write(ctx, q)
 		if err != nil {
 			return &rowraftv1.WriteReply{Batch: batch, Error: Detail(err)}
@@ -49,9 +46,9 @@ func WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStream,
 }
 
 // PushStepMany is PullMany for steps.
-func PushStepMany(req *rowraftv1.PushStepManyRequest, stream grpc.ServerStream,
+func PushStepMany(workers *Workers, req *rowraftv1.PushStepManyRequest, stream grpc.ServerStream,
 	push func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)) error {
-	return many(stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.PushStepRequest) any {
+	return many(workers, stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.PushStepRequest) any {
 		reply, err := push(ctx, q)
 		if err != nil {
 			return &rowraftv1.PushStepReply{Batch: batch, Error: Detail(err)}
@@ -63,7 +60,8 @@ func PushStepMany(req *rowraftv1.PushStepManyRequest, stream grpc.ServerStream,
 
 // many calls answer for all batches concurrently, the last one on this goroutine, and sends what it
 // returns. After an error of the stream it still passes each answer to the stream, which frees its memory.
-func many[Q any](stream grpc.ServerStream, batches []*Q, answer func(context.Context, uint32, *Q) any) error {
+func many[Q any](workers *Workers, stream grpc.ServerStream, batches []*Q,
+	answer func(context.Context, uint32, *Q) any) error {
 	var (
 		mu    sync.Mutex // held to send
 		first error
@@ -86,7 +84,7 @@ func many[Q any](stream grpc.ServerStream, batches []*Q, answer func(context.Con
 			one(i)
 		} else {
 			wg.Add(1)
-			batchWorkers.run(func() {
+			workers.Run(func() {
 				defer wg.Done()
 				one(i)
 			})

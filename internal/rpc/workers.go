@@ -5,13 +5,19 @@ import "time"
 // workerIdle is how long a worker waits for its next function before it ends.
 const workerIdle = 100 * time.Millisecond
 
-// workers run functions on goroutines that take one function after the other, because a new goroutine begins with a
+// Workers run functions on goroutines that take one function after the other, because a new goroutine begins with a
 // small stack: to grow and copy it was a sixth of the CPU time of pulls from 64 shards. No function waits for another
 // one: a new worker begins when none is idle. Safe for concurrent use.
-type workers struct{ next chan func() }
+type Workers struct {
+	next chan func()
+	over chan struct{} // closed by Close
+}
 
-// run calls f on another goroutine.
-func (w *workers) run(f func()) {
+// NewWorkers returns Workers without a goroutine.
+func NewWorkers() *Workers { return &Workers{next: make(chan func()), over: make(chan struct{})} }
+
+// Run calls f on another goroutine.
+func (w *Workers) Run(f func()) {
 	select {
 	case w.next <- f:
 	default:
@@ -19,7 +25,10 @@ func (w *workers) run(f func()) {
 	}
 }
 
-func (w *workers) work(f func()) {
+// Close ends the idle workers now, and the others after their functions. Calls of Run may follow it. Call it once.
+func (w *Workers) Close() { close(w.over) }
+
+func (w *Workers) work(f func()) {
 	idle := time.NewTimer(workerIdle)
 	defer idle.Stop()
 	for {
@@ -28,6 +37,8 @@ func (w *workers) work(f func()) {
 		select {
 		case f = <-w.next:
 		case <-idle.C:
+			return
+		case <-w.over:
 			return
 		}
 	}

@@ -12,15 +12,15 @@ import (
 // otherwise the bubble would not end.
 func TestWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, began := workers{make(chan func())}, time.Now()
+		w, began := NewWorkers(), time.Now()
 		goroutine := func() string {
 			text := make([]byte, 64)
 			name, _, _ := strings.Cut(string(text[:runtime.Stack(text, false)]), " [")
 			return name
 		}
 		first, second, release := "", "", make(chan struct{})
-		w.run(func() { first = goroutine(); <-release })
-		w.run(func() { second = goroutine(); <-release })
+		w.Run(func() { first = goroutine(); <-release })
+		w.Run(func() { second = goroutine(); <-release })
 		synctest.Wait()
 		if first == "" || second == "" || first == second || time.Since(began) > 0 {
 			t.Fatalf("%q and %q after %v: want two goroutines at once", first, second, time.Since(began))
@@ -31,12 +31,13 @@ func TestWorkers(t *testing.T) {
 			time.Sleep(idle)
 			synctest.Wait()
 			third := ""
-			w.run(func() { third = goroutine() })
+			w.Run(func() { third = goroutine() })
 			synctest.Wait()
 			if reused := third == first || third == second; reused != (idle < workerIdle) {
 				t.Errorf("after %v: %q, before that %q and %q", idle, third, first, second)
 			}
 		}
-		time.Sleep(2 * workerIdle)
+		w.Close()
+		w.Run(func() {}) // may come late
 	})
 }

@@ -16,7 +16,7 @@ const (
 	// counters is the number of keys that a sketch counts: no error is larger than the 1,024th of all accesses.
 	counters = 1024
 	// One of minStride keys is counted, and about sampled keys of a large request.
-	minStride = 128
+	minStride = 16
 	sampled   = 8
 	// halfLife is how often the counts halve.
 	halfLife = 30 * time.Second

@@ -76,6 +76,7 @@ type Host struct {
 	stages  raftstore.StageTimes // stages of the entries that this server proposed
 	heat    sync.Map             // ShardID → *hot.Sketch of the accesses here
 	copies  *hot.Reader          // of rows of other shards
+	batches *rpc.Workers         // for the batches of calls
 
 	// cluster is the map of the last Follow.
 	cluster atomic.Pointer[clustermap.Map]
@@ -93,7 +94,7 @@ func New(opts Options) *Host {
 		fences: fences{fs: opts.FS, log: opts.Logger, dir: filepath.Join(opts.DataDir, "fenced"),
 			of: make(map[rowraft.ShardID]fencedReplica)},
 	}
-	h.traffic = traffic.New(h.tableName)
+	h.traffic, h.batches = traffic.New(h.tableName), rpc.NewWorkers()
 	h.copies = hot.NewReader(hot.Options{Node: opts.Node, Cluster: opts.Cluster, Map: opts.Map, Conn: h.conn,
 		Held: func(id rowraft.ShardID) bool { return h.replica(id) != nil }, Admission: opts.Admission,
 		Bytes: opts.CopiesBytes})
@@ -209,6 +210,7 @@ func (h *Host) Close() error {
 		})
 	}
 	wg.Wait()
+	h.batches.Close()
 	h.watchers.Wait()
 	return errors.Join(errs...)
 }

@@ -17,7 +17,7 @@ import (
 // PushStepMany handles each batch as PushStep does.
 func (s *tableService) PushStepMany(req *rowraftv1.PushStepManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
-	return rpc.PushStepMany(req, stream, s.PushStep)
+	return rpc.PushStepMany(s.h.batches, req, stream, s.PushStep)
 }
 
 // PushStep gives a worker's gradients to the step, and waits for its outcome.

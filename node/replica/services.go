@@ -76,7 +76,7 @@ func (s *tableService) write(ctx context.Context, req *rowraftv1.WriteRequest) (
 // PullMany answers each batch as Pull does.
 func (s *tableService) PullMany(req *rowraftv1.PullManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
-	return rpc.PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
+	return rpc.PullMany(s.h.batches, req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
 		return admit.CountReply(ctx, func(ctx context.Context) (any, error) { return s.Pull(ctx, q) })
 	})
 }
@@ -84,7 +84,7 @@ func (s *tableService) PullMany(req *rowraftv1.PullManyRequest,
 // WriteMany applies each batch as Write does.
 func (s *tableService) WriteMany(req *rowraftv1.WriteManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
-	return rpc.WriteMany(req, stream, s.Write)
+	return rpc.WriteMany(s.h.batches, req, stream, s.Write)
 }
 
 // clientID parses a client id, which must be one that the caller's certificate allows.
