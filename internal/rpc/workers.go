@@ -6,8 +6,8 @@ import "time"
 const workerIdle = 100 * time.Millisecond
 
 // Workers run functions on goroutines that take one function after the other, because a new goroutine begins with a
-// small stack: to grow and copy it was a sixth of the CPU time of pulls from 64 shards. No function waits for another
-// one: a new worker begins when none is idle. Safe for concurrent use.
+// small stack: growing and copying stacks took a sixth of the CPU time of pulls from 64 shards. No function waits for
+// another one: a new worker begins when none is idle. Safe for concurrent use.
 type Workers struct {
 	next chan func()
 	over chan struct{} // closed by Close

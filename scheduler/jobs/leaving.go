@@ -79,7 +79,7 @@ func (c *Trainers) mayLeave(ctx context.Context, a *trainer) *rowraftv1.AttendLe
 	switch {
 	case park == nil:
 		return nil
-	case park.GetEnded() && (len(train) > 0 || c.othersReconnect(a)):
+	case park.GetEnded() && (len(train) > 0 || !park.GetSkipAbsent() && c.othersReconnect(a)):
 		return nil
 	case park.GetDestination() == "":
 		return &rowraftv1.AttendLeave{}
@@ -107,13 +107,13 @@ func (c *Trainers) othersReconnect(a *trainer) bool {
 		return m.GetAttending() != 0 && !c.has(meta.TrainerID{Job: a.id.Job, Rank: m.GetRank()})
 	}
 	if !slices.ContainsFunc(c.machine.RunOf(a.id.Job).GetMembers(), absent) {
-		a.aloneSince = time.Time{}
+		a.absent = time.Time{}
 		return false
 	}
-	if a.aloneSince.IsZero() {
-		a.aloneSince = time.Now()
+	if a.absent.IsZero() {
+		a.absent = time.Now()
 	}
-	return time.Since(a.aloneSince) < c.patience.absent
+	return time.Since(a.absent) < c.patience.absent
 }
 
 // endingOf makes the checkpoint that a requests. If another trainer of the job already makes one, endingOf waits for it

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// absentPatience bounds how long a checkpoint waits for an absent trainer that it expects. The trainer may be on
+	// absentPatience bounds how long a checkpoint, or a trainer that is done, waits for an absent one. That may be on
 	// its way to a new leader: with a kill of a server every 3.5 s, 6 s was too short for one checkpoint of eight.
 	absentPatience = 10 * time.Second
 	// pausePatience bounds how long a trainer may take until its next batch boundary.

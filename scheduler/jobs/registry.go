@@ -67,8 +67,8 @@ type trainer struct {
 	toldToStop atomic.Bool
 
 	// Only the goroutine of Trainers.serve uses the fields below.
-	told       uint64    // last generation sent to the trainer
-	aloneSince time.Time // since when other trainers of its job are absent, by othersReconnect
+	told   uint64    // last generation sent to the trainer
+	absent time.Time // since when othersReconnect has missed other trainers of its job; zero: none is missing
 }
 
 // tell sends a message to the trainer. It waits at most tellPatience for a trainer that does not read; the caller then

@@ -187,7 +187,7 @@ type rowChange struct {
 	wide    []float32 // for the weights of one row
 }
 
-// numbers returns those for key number i. They are valid until the next call.
+// numbers returns the numbers of arg for key number i. They are valid until the next call.
 func (c *rowChange) numbers(i int) []float32 {
 	if c.inPlace != nil {
 		return c.inPlace[i*c.dim:][:c.dim]
@@ -196,7 +196,7 @@ func (c *rowChange) numbers(i int) []float32 {
 	return c.scratch
 }
 
-// compute changes the row of key number i. It rounds the weights to their storage type after that: see records.store.
+// compute changes the row of key number i in float32, and then rounds the weights to their storage type.
 func (c *rowChange) compute(r record, i int) {
 	w := c.wide
 	if c.storage == rowraft.Float32 {

@@ -117,6 +117,6 @@
 // again only when all readers that entered before the removal have left: see grace. A row whose
 // place was retired reads as gone, and the reader searches the index again.
 //
-// A writer changes a record between open and seal. open marks the record busy after it has updated
-// the digest and the snapshots with the old row. seal gives the record the next version.
+// A writer changes a record between open and seal. open saves the images that snapshots need, hashes the old row, and
+// marks the record busy. seal gives the record the next version, and the digest the new hash instead of the old one.
 package rowstore

@@ -110,7 +110,7 @@ func (x *index) lookup(c *chunk, keys []rowraft.Key, touched int) {
 // prefetchEntries prefetches the index entries of keys. Errors: CodeWrongShard if the slot of a key is not owned.
 func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) error {
 	for i, key := range keys {
-		slot, tag := x.slotOf(key), x.secret.Tag(key) // locate, and below segment, so that the compiler inlines them
+		slot, tag := x.slotOf(key), x.secret.Tag(key) // locate, which the compiler does not inline; nor segment, below
 		if !x.owns(slot) {
 			return x.notOwned(key, slot)
 		}

@@ -45,8 +45,8 @@ func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DT
 	return 0
 }
 
-// copiedAtOnce is read without its loops, for the type of the stored weights: it reports false if the lookup did not
-// find the row, or the writer changes the row now.
+// copiedAtOnce is read without its loops, for the type of the stored weights. It reports false if the lookup did not
+// find the row, or if the writer changes or removes the row now.
 func (x *index) copiedAtOnce(c *chunk, i int, key rowraft.Key, dst []byte) bool {
 	r := record{c.addr[i]}
 	v := r.loadVersion()
