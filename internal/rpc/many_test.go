@@ -17,6 +17,9 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
+// testWorkers are those of all servers of the tests.
+var testWorkers = NewWorkers()
+
 // manyServer answers batches. The ones of shard 0 wait until all others have their answers.
 type manyServer struct {
 	rowraftv1.UnimplementedTableServer
@@ -26,7 +29,7 @@ type manyServer struct {
 
 func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
-	return PullMany(NewWorkers(), req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
+	return PullMany(testWorkers, req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
 		switch q.Shard {
 		case 0:
 			select {
@@ -46,7 +49,7 @@ func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest,
 
 func (s *manyServer) WriteMany(req *rowraftv1.WriteManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
-	return WriteMany(NewWorkers(), req, stream, func(_ context.Context,
+	return WriteMany(testWorkers, req, stream, func(_ context.Context,
 		q *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 		if q.Shard == 1 {
 			return nil, &rowraft.NotLeaderError{Shard: 1, Term: 4, Leader: "n2"}
@@ -57,7 +60,7 @@ func (s *manyServer) WriteMany(req *rowraftv1.WriteManyRequest,
 
 func (s *manyServer) PushStepMany(req *rowraftv1.PushStepManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
-	return PushStepMany(NewWorkers(), req, stream, func(context.Context,
+	return PushStepMany(testWorkers, req, stream, func(context.Context,
 		*rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
 		return &rowraftv1.PushStepReply{}, nil
 	})

@@ -99,14 +99,14 @@ func (c *Trainers) mayLeave(ctx context.Context, a *trainer) *rowraftv1.AttendLe
 // connections broke, or this leader is new. Their checkpoints need the state of a. Only the goroutine of a's call uses
 // it.
 func (c *Trainers) othersReconnect(a *trainer) bool {
-	absent := func(m *rowraftv1.RunMember) bool {
+	missing := func(m *rowraftv1.RunMember) bool {
 		switch m.GetState() {
 		case rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
 			return false
 		}
 		return m.GetAttending() != 0 && !c.has(meta.TrainerID{Job: a.id.Job, Rank: m.GetRank()})
 	}
-	if !slices.ContainsFunc(c.machine.RunOf(a.id.Job).GetMembers(), absent) {
+	if !slices.ContainsFunc(c.machine.RunOf(a.id.Job).GetMembers(), missing) {
 		a.absent = time.Time{}
 		return false
 	}
