@@ -176,6 +176,9 @@ func (m *Machine) drop(id rowraft.TableID) {
 	for key, r := range t.Rows {
 		m.sum = m.sum.minus(r.hash(key))
 	}
+	for key, c := range t.Candidates {
+		m.sum = m.sum.minus(c.hash(key))
+	}
 	delete(m.Tables, id)
 }
 
