@@ -229,13 +229,13 @@ const (
 func (m *Member) SetTrained(steps int64) { m.steps.Store(steps) }
 
 // Leave ends this worker's training. The worker must read nothing more: other workers continue where splits
-// ends.
+// ends, and have all of the splits that are not in it.
 func (m *Member) Leave(ctx context.Context, why LeaveReason, reason string, splits []SplitReached) error {
 	m.left.Store(true)
 	m.stopKeeping()
 	return jobsCall(ctx, m.control, "leave job "+m.Job(), func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		_, err := stub.Leave(ctx, &rowraftv1.LeaveRequest{Identity: m.identity, State: rowraftv1.MemberState(why),
-			Reason: reason, Splits: reachedToProto(splits, true), Steps: uint64(m.steps.Load())})
+			Reason: reason, Splits: reachedToProto(splits), Steps: uint64(m.steps.Load()), Exact: true})
 		return err
 	})
 }
@@ -273,7 +273,7 @@ func (b *Beat) toProto() *rowraftv1.WorkerBeat {
 		ExamplesPerSecond: b.ExamplesPerSecond,
 		Loss:              b.Loss, Auc: b.AUC, StalenessSteps: b.StalenessSteps, Waiting: b.Waiting,
 		BatchesSkipped: uint64(b.BatchesSkipped),
-		Stopping:       b.Stopping, Splits: reachedToProto(b.Splits, false),
+		Stopping:       b.Stopping, Splits: reachedToProto(b.Splits),
 	}
 }
 

@@ -108,7 +108,7 @@ func (c *streamCall) paused(r reached) {
 	default:
 		c.pausing.at = r.at
 		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{Paused: &rowraftv1.AttendPaused{
-			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size), Splits: reachedToProto(r.at.Splits, true),
+			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size), Splits: reachedToProto(r.at.Splits),
 			Boundary: uint64(r.at.Boundary),
 		}}})
 	}

@@ -116,10 +116,10 @@ type SplitReached struct {
 	Read          int64
 }
 
-func reachedToProto(splits []SplitReached, exact bool) (out []*rowraftv1.SplitReached) {
+func reachedToProto(splits []SplitReached) (out []*rowraftv1.SplitReached) {
 	for _, p := range splits {
 		out = append(out, &rowraftv1.SplitReached{Epoch: uint64(p.Epoch), Split: uint64(p.Number),
-			Acknowledged: uint64(p.Acknowledged), Read: uint64(p.Read), Exact: exact})
+			Acknowledged: uint64(p.Acknowledged), Read: uint64(p.Read)})
 	}
 	return out
 }

@@ -62,12 +62,13 @@ func (m *pauseRound) splitsOf(r *rowraftv1.MetaRun) (*checkpoint.Splits, error) 
 	}
 	for _, w := range r.GetMembers() {
 		reached := []*rowraftv1.SplitReached(nil)
-		if p := there[w.GetIncarnation()]; p != nil {
+		p := there[w.GetIncarnation()]
+		if p != nil {
 			reached = p.splits
 		} else if heard, known := m.c.leases.get(w.GetIncarnation()); known {
 			reached = heard.beat.GetSplits()
 		}
-		meta.ReturnSplits(d, w.GetIncarnation(), reached)
+		meta.ReturnSplits(d, w.GetIncarnation(), reached, p != nil)
 	}
 	out := &checkpoint.Splits{
 		Job: r.GetJob(), Examples: d.GetExamples(), SplitExamples: d.GetSplitExamples(), Epochs: d.GetEpochs(),

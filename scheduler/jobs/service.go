@@ -185,7 +185,7 @@ func (s *Service) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraf
 		return nil, err
 	}
 	if err := s.leave(ctx, &rowraftv1.MetaLeaveJob{Identity: q.GetIdentity(), State: q.GetState(), Reason: q.GetReason(),
-		Splits: q.GetSplits(), Steps: q.GetSteps()}); err != nil {
+		Splits: q.GetSplits(), Steps: q.GetSteps(), Exact: q.GetExact()}); err != nil {
 		return nil, err
 	}
 	return &rowraftv1.LeaveReply{}, nil

@@ -171,9 +171,10 @@ func (g *registry) endSplit(c *rowraftv1.MetaEndSplit) error {
 }
 
 // ReturnSplits makes the splits of a member that left available to others, from the last known position, and counts the
-// examples that will be read again. If the shards know the position (InLog), ReturnSplits marks the splits as
-// unsettled, and settleSplits does the rest.
-func ReturnSplits(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.SplitReached) {
+// examples that will be read again. With exact, the member itself reported reached when it had stopped reading: a split
+// that is not there was given to it by an answer that it never received. If the shards know the position (InLog),
+// ReturnSplits marks the splits as unsettled, and settleSplits does the rest.
+func ReturnSplits(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.SplitReached, exact bool) {
 	for i := 0; incarnation != 0 && i < len(d.GetOpen()); i++ {
 		p := d.Open[i]
 		if p.GetIncarnation() != incarnation {
@@ -182,12 +183,10 @@ func ReturnSplits(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1
 		p.Incarnation, p.Take = 0, 0
 		from, to := splitRange(d, p.GetSplit())
 		size, read := to-from, p.GetOffset()
-		exact := false
 		for _, at := range reached {
 			if at.GetEpoch() == p.GetEpoch() && at.GetSplit() == p.GetSplit() {
 				p.Offset = min(max(p.GetOffset(), at.GetAcknowledged()), size)
 				read = min(max(at.GetRead(), p.GetOffset()), size)
-				exact = at.GetExact()
 			}
 		}
 		// The shards know better how far the reader was: a batch that the worker did not report may have been applied. Until

@@ -170,7 +170,7 @@ func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob, nowNs uint64) error {
 	} else {
 		r.Steps = min(r.Steps+steps, maxBaseStep)
 	}
-	ReturnSplits(r.GetData(), m.GetIncarnation(), l.GetSplits())
+	ReturnSplits(r.GetData(), m.GetIncarnation(), l.GetSplits(), l.GetExact())
 	if replaceable(r, m) {
 		m.Attending = 0
 	}

@@ -65,7 +65,7 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 	if !IsTraining(m) || !bytes.Equal(m.GetInstance(), q.GetInstance()) {
 		// The process that had this rank does not end its parts any more, so they return to the run before the rank gets a
 		// new incarnation.
-		ReturnSplits(r.GetData(), m.GetIncarnation(), nil)
+		ReturnSplits(r.GetData(), m.GetIncarnation(), nil, false)
 		m = &rowraftv1.RunMember{
 			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(g.issueIncarnation()),
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Attending: m.GetAttending(),

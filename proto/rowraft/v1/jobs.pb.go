@@ -1026,6 +1026,7 @@ type LeaveRequest struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`
 	Steps         uint64                 `protobuf:"varint,5,opt,name=steps,proto3" json:"steps,omitempty"` // batches that it trained; mode sync: steps of the job
+	Exact         bool                   `protobuf:"varint,6,opt,name=exact,proto3" json:"exact,omitempty"` // the worker itself says so: it reads no more, and it has read nothing of splits that are not here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1093,6 +1094,13 @@ func (x *LeaveRequest) GetSteps() uint64 {
 		return x.Steps
 	}
 	return 0
+}
+
+func (x *LeaveRequest) GetExact() bool {
+	if x != nil {
+		return x.Exact
+	}
+	return false
 }
 
 type LeaveReply struct {
@@ -1218,7 +1226,6 @@ type SplitReached struct {
 	Split         uint64                 `protobuf:"varint,2,opt,name=split,proto3" json:"split,omitempty"`
 	Acknowledged  uint64                 `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // examples of it, without a gap
 	Read          uint64                 `protobuf:"varint,4,opt,name=read,proto3" json:"read,omitempty"`
-	Exact         bool                   `protobuf:"varint,5,opt,name=exact,proto3" json:"exact,omitempty"` // it reads no more: in a leave of its own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1279,13 +1286,6 @@ func (x *SplitReached) GetRead() uint64 {
 		return x.Read
 	}
 	return 0
-}
-
-func (x *SplitReached) GetExact() bool {
-	if x != nil {
-		return x.Exact
-	}
-	return false
 }
 
 type NextSplitRequest struct {
@@ -2500,25 +2500,25 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x05first\x18\x06 \x01(\bR\x05first\x12\x14\n" +
 	"\x05began\x18\a \x01(\bR\x05began\x12\x18\n" +
 	"\aworkers\x18\t \x01(\rR\aworkers\x12\x14\n" +
-	"\x05steps\x18\b \x01(\x04R\x05steps\"\xd2\x01\n" +
+	"\x05steps\x18\b \x01(\x04R\x05steps\"\xe8\x01\n" +
 	"\fLeaveRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
 	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x14\n" +
-	"\x05steps\x18\x05 \x01(\x04R\x05steps\"\f\n" +
+	"\x05steps\x18\x05 \x01(\x04R\x05steps\x12\x14\n" +
+	"\x05exact\x18\x06 \x01(\bR\x05exact\"\f\n" +
 	"\n" +
 	"LeaveReply\"C\n" +
 	"\fRenewRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\"\f\n" +
 	"\n" +
-	"RenewReply\"\x88\x01\n" +
+	"RenewReply\"r\n" +
 	"\fSplitReached\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
 	"\x05split\x18\x02 \x01(\x04R\x05split\x12\"\n" +
 	"\facknowledged\x18\x03 \x01(\x04R\facknowledged\x12\x12\n" +
-	"\x04read\x18\x04 \x01(\x04R\x04read\x12\x14\n" +
-	"\x05exact\x18\x05 \x01(\bR\x05exact\"q\n" +
+	"\x04read\x18\x04 \x01(\x04R\x04read\"q\n" +
 	"\x10NextSplitRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
 	"\x04take\x18\x02 \x01(\x04R\x04take\x12\x14\n" +

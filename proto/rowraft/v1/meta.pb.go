@@ -1673,6 +1673,7 @@ type MetaLeaveJob struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`
 	Steps         uint64                 `protobuf:"varint,6,opt,name=steps,proto3" json:"steps,omitempty"` // as in LeaveRequest
+	Exact         bool                   `protobuf:"varint,7,opt,name=exact,proto3" json:"exact,omitempty"` // as in LeaveRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1740,6 +1741,13 @@ func (x *MetaLeaveJob) GetSteps() uint64 {
 		return x.Steps
 	}
 	return 0
+}
+
+func (x *MetaLeaveJob) GetExact() bool {
+	if x != nil {
+		return x.Exact
+	}
+	return false
 }
 
 // MetaForgetJob removes the run of a job without members from the registry.
@@ -3540,13 +3548,14 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"replica_id\x18\x02 \x01(\tR\treplicaId\"T\n" +
 	"\fMetaEnterJob\x122\n" +
 	"\arequest\x18\x01 \x01(\v2\x18.rowraft.v1.EnterRequestR\arequest\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\"\xd8\x01\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"\xee\x01\n" +
 	"\fMetaLeaveJob\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
 	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x14\n" +
-	"\x05steps\x18\x06 \x01(\x04R\x05stepsJ\x04\b\x05\x10\x06\"O\n" +
+	"\x05steps\x18\x06 \x01(\x04R\x05steps\x12\x14\n" +
+	"\x05exact\x18\a \x01(\bR\x05exactJ\x04\b\x05\x10\x06\"O\n" +
 	"\rMetaForgetJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x14\n" +

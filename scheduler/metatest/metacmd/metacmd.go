@@ -91,11 +91,12 @@ func WithData(examples, part, epochs uint64) func(*rowraftv1.EnterRequest) {
 	}
 }
 
-// LeaveJob ends a membership.
+// LeaveJob ends a membership. The worker says so itself, unless it is lost.
 func LeaveJob(id *rowraftv1.JobIdentity, state rowraftv1.MemberState,
 	splits ...*rowraftv1.SplitReached) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{
-		LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id, State: state, Reason: "because", Splits: splits}}}
+		LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id, State: state, Reason: "because", Splits: splits,
+			Exact: state != rowraftv1.MemberState_MEMBER_STATE_LOST}}}
 }
 
 // LeaveJobAt is LeaveJob at a time.
