@@ -111,9 +111,11 @@ longest fdatasync of the probe, and at most 3 % of the rate of seconds without a
 		name: "restart", short: "Measure how long a killed server is away", run: as(benchRestart),
 		example: "  rowraft-bench restart --rows 5000000 --shards 4 --seconds 60",
 		long: `Load all rows, push for --seconds, kill one of the servers (--kill all: each of them), and measure
-the time until it serves again and has what the leaders had.`,
+the time until it serves again and has what the leaders had. With --away the others take pushes for
+that long before it starts again, so that it needs their logs or snapshots.`,
 		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
 			fl.StringVar(&cfg.kill, "kill", "one", "which servers to kill, one or all")
+			fl.Float64Var(&cfg.away, "away", 0, "seconds of pushes while one server is dead")
 			memoryFlag(fl, cfg)
 		},
 	},

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // restartBar is the longest time in which a server of 5 M rows may return.
@@ -41,6 +42,8 @@ type restartResult struct {
 	Memory    string  `json:"table_memory"` // of a tiered table; "": all rows are in memory
 	Optimizer string  `json:"optimizer"`
 	Pushed    float64 `json:"seconds_of_pushes_before"`
+	Away      float64 `json:"seconds_of_pushes_without_it"`
+	RowsAway  float64 `json:"rows_pushed_without_it"`
 	Replicas  int     `json:"replicas"`
 	Shards    int     `json:"shards"`
 	Backend   string  `json:"log_backend"`
@@ -53,6 +56,9 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	if cfg.kill != "one" && cfg.kill != "all" {
 		return nil, cli.Usagef("--kill %q: want one or all", cfg.kill)
 	}
+	if cfg.away < 0 || cfg.away > 0 && (cfg.kill != "one" || cfg.replicas < 3) {
+		return nil, cli.Usagef("--away %g: want 0, or seconds with --kill one and 3 replicas", cfg.away)
+	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -61,7 +67,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	if err := restartLoad(ctx, cfg, cluster, progress); err != nil {
+	if _, err := restartLoad(ctx, cfg, cluster, progress); err != nil {
 		return nil, err
 	}
 	want, err := scaffold.AppliedOf(ctx, cluster)
@@ -75,7 +81,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	}
 	r = &restartResult{
 		Schema: cli.JSONSchema, Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim, Memory: cfg.memory,
-		Optimizer: cfg.optimizer, Pushed: cfg.seconds,
+		Optimizer: cfg.optimizer, Pushed: cfg.seconds, Away: cfg.away,
 		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, Host: scaffold.ThisHost(),
 	}
 	for _, rep := range st.Replicas {
@@ -94,25 +100,48 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	if r.SnapshotBytes, err = snapshotBytes(victim.DataDir); err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(progress, "killed %s; its snapshots take %s, its logs %s; starting again …\n",
+	fmt.Fprintf(progress, "killed %s; its snapshots take %s, its logs %s\n",
 		cfg.kill, humanize.IBytes(uint64(r.SnapshotBytes)), humanize.IBytes(r.LogBytes))
+	if cfg.away > 0 {
+		cfg.seconds = cfg.away
+		if r.RowsAway, err = restartLoad(ctx, cfg, cluster, progress); err != nil {
+			return nil, err
+		}
+		if want, err = appliedWithout(ctx, cluster, victim); err != nil {
+			return nil, err
+		}
+	}
+	fmt.Fprintln(progress, "starting again …")
 	return r, r.measure(ctx, cluster, victim, killed, want)
 }
 
-// restartLoad makes all rows, pushes for a while, and hangs up.
-func restartLoad(ctx context.Context, cfg benchConfig, cluster *localcluster.Cluster, progress io.Writer) error {
+// appliedWithout returns the highest applied index of each shard's replicas on the servers other than dead.
+func appliedWithout(ctx context.Context, cluster *localcluster.Cluster,
+	dead *localcluster.Server) (map[uint32]uint64, error) {
+	return scaffold.HighestOf(ctx, cluster, func(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
+		if addr == dead.Addr {
+			return &rowraftv1.NodeStatusReply{}, nil
+		}
+		return localcluster.Status(ctx, addr)
+	}, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
+}
+
+// restartLoad makes all rows, pushes for a while, and hangs up. It returns the number of rows that it pushed in that
+// while.
+func restartLoad(ctx context.Context, cfg benchConfig, cluster *localcluster.Cluster,
+	progress io.Writer) (float64, error) {
 	cfg.endpoints, cfg.op = cluster.Endpoints(), "push"
 	workers, err := benchWorkers(ctx, cfg)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer closeWorkers(workers)
 	if err := benchLoad(ctx, cfg, workers, progress); err != nil {
-		return err
+		return 0, err
 	}
 	fmt.Fprintf(progress, "pushing for %gs …\n", cfg.seconds)
-	_, err = measure(ctx, cfg, workers, cfg.seconds)
-	return err
+	times, err := measure(ctx, cfg, workers, cfg.seconds)
+	return float64(times.TotalCount()) * float64(cfg.batch), err
 }
 
 // measure starts the killed servers and waits until victim has applied the indexes of want.
@@ -195,9 +224,14 @@ func (r *restartResult) Print(w io.Writer) error {
 	if r.Memory != "" {
 		memory = ", " + r.Memory + " of memory"
 	}
+	away := "no pushes"
+	if r.Away > 0 {
+		away = fmt.Sprintf("%.0f s, in which %s rows were pushed", r.Away, cli.Count(uint64(r.RowsAway)))
+	}
 	return cli.Facts(w, []string{
 		"ready", fmt.Sprintf("%.2f s", r.Ready),
 		"caught up", fmt.Sprintf("%.2f s, %s of %.0f s; %.1f s of CPU", r.CaughtUp, verdict, r.Bar, r.CPU),
+		"away", away,
 		"read", fmt.Sprintf("%s of snapshots, %s of log", humanize.IBytes(uint64(r.SnapshotBytes)),
 			humanize.IBytes(r.LogBytes)),
 		"server", fmt.Sprintf("%s rows, dim %d%s, %s, %s, %s, log %s, killed: %s", cli.Count(r.Rows), r.Dim, memory,

@@ -54,6 +54,7 @@ type benchConfig struct {
 	profile   string
 	sync      *float64 // of the disk of the own servers, in ms
 	kill      string   // bench restart: "one" or "all"
+	away      float64  // bench restart: seconds of pushes without the killed server
 	strict    bool     // --check: a missed bar is an error
 	failover  failover.Config
 	quality   qualityConfig
