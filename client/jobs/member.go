@@ -228,8 +228,8 @@ const (
 // steps together, the steps of the job.
 func (m *Member) SetTrained(steps int64) { m.steps.Store(steps) }
 
-// Leave ends this worker's training. The worker must read nothing more: other workers continue where splits
-// ends, and have all of the splits that are not in it.
+// Leave ends this worker's training. The worker must read nothing more: other workers read on from the positions in
+// splits. A split that this worker has and that is not in splits counts as not read.
 func (m *Member) Leave(ctx context.Context, why LeaveReason, reason string, splits []SplitReached) error {
 	m.left.Store(true)
 	m.stopKeeping()

@@ -67,7 +67,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	if _, err := restartLoad(ctx, cfg, cluster, progress); err != nil {
+	if _, err := restartPushes(ctx, cfg, cluster, true, progress); err != nil {
 		return nil, err
 	}
 	want, err := scaffold.AppliedOf(ctx, cluster)
@@ -104,7 +104,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		cfg.kill, humanize.IBytes(uint64(r.SnapshotBytes)), humanize.IBytes(r.LogBytes))
 	if cfg.away > 0 {
 		cfg.seconds = cfg.away
-		if r.RowsAway, err = restartLoad(ctx, cfg, cluster, progress); err != nil {
+		if r.RowsAway, err = restartPushes(ctx, cfg, cluster, false, progress); err != nil {
 			return nil, err
 		}
 		if want, err = appliedWithout(ctx, cluster, victim); err != nil {
@@ -126,9 +126,9 @@ func appliedWithout(ctx context.Context, cluster *localcluster.Cluster,
 	}, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
 }
 
-// restartLoad makes all rows, pushes for a while, and hangs up. It returns the number of rows that it pushed in that
-// while.
-func restartLoad(ctx context.Context, cfg benchConfig, cluster *localcluster.Cluster,
+// restartPushes pushes for a while, with load all rows before that, and hangs up. It returns the number of rows that it
+// pushed in that while.
+func restartPushes(ctx context.Context, cfg benchConfig, cluster *localcluster.Cluster, load bool,
 	progress io.Writer) (float64, error) {
 	cfg.endpoints, cfg.op = cluster.Endpoints(), "push"
 	workers, err := benchWorkers(ctx, cfg)
@@ -136,8 +136,10 @@ func restartLoad(ctx context.Context, cfg benchConfig, cluster *localcluster.Clu
 		return 0, err
 	}
 	defer closeWorkers(workers)
-	if err := benchLoad(ctx, cfg, workers, progress); err != nil {
-		return 0, err
+	if load {
+		if err := benchLoad(ctx, cfg, workers, progress); err != nil {
+			return 0, err
+		}
 	}
 	fmt.Fprintf(progress, "pushing for %gs …\n", cfg.seconds)
 	times, err := measure(ctx, cfg, workers, cfg.seconds)

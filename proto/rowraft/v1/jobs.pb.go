@@ -1026,7 +1026,7 @@ type LeaveRequest struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`
 	Steps         uint64                 `protobuf:"varint,5,opt,name=steps,proto3" json:"steps,omitempty"` // batches that it trained; mode sync: steps of the job
-	Exact         bool                   `protobuf:"varint,6,opt,name=exact,proto3" json:"exact,omitempty"` // the worker itself says so: it reads no more, and it has read nothing of splits that are not here
+	Exact         bool                   `protobuf:"varint,6,opt,name=exact,proto3" json:"exact,omitempty"` // the worker itself sends this: it reads no more, and has read nothing of splits that are not listed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
