@@ -232,7 +232,7 @@ func (r *overloadResult) Print(w io.Writer) error {
 func termsOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, overloadPatience)
 	defer cancel()
-	return scaffold.HighestOf(ctx, c, localcluster.AwaitStatus, (*rowraftv1.ReplicaStatus).GetTerm)
+	return scaffold.HighestOf(ctx, c.Servers(), localcluster.AwaitStatus, (*rowraftv1.ReplicaStatus).GetTerm)
 }
 
 // memoryWatch reads the resident memory of the servers ten times a second.

@@ -16,7 +16,6 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft-bench/scaffold"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // restartBar is the longest time in which a server of 5 M rows may return.
@@ -70,7 +69,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	if _, err := restartPushes(ctx, cfg, cluster, true, progress); err != nil {
 		return nil, err
 	}
-	want, err := scaffold.AppliedOf(ctx, cluster)
+	want, err := scaffold.AppliedOf(ctx, cluster.Servers())
 	if err != nil {
 		return nil, err
 	}
@@ -107,23 +106,12 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		if r.RowsAway, err = restartPushes(ctx, cfg, cluster, false, progress); err != nil {
 			return nil, err
 		}
-		if want, err = appliedWithout(ctx, cluster, victim); err != nil {
+		if want, err = scaffold.AppliedOf(ctx, cluster.Servers()[1:]); err != nil {
 			return nil, err
 		}
 	}
 	fmt.Fprintln(progress, "starting again …")
 	return r, r.measure(ctx, cluster, victim, killed, want)
-}
-
-// appliedWithout returns the highest applied index of each shard's replicas on the servers other than dead.
-func appliedWithout(ctx context.Context, cluster *localcluster.Cluster,
-	dead *localcluster.Server) (map[uint32]uint64, error) {
-	return scaffold.HighestOf(ctx, cluster, func(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
-		if addr == dead.Addr {
-			return &rowraftv1.NodeStatusReply{}, nil
-		}
-		return localcluster.Status(ctx, addr)
-	}, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
 }
 
 // restartPushes pushes for a while, with load all rows before that, and hangs up. It returns the number of rows that it

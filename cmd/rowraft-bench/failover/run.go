@@ -125,7 +125,7 @@ const failoverLag = 20
 const failoverCopies = 3
 
 func (d *disturber) whole(ctx context.Context) (bool, error) {
-	want, err := scaffold.AppliedOf(ctx, d.cluster)
+	want, err := scaffold.AppliedOf(ctx, d.cluster.Servers())
 	if err != nil {
 		return false, err
 	}

@@ -43,13 +43,13 @@ func (s *Servers) Start(ctx context.Context, patience time.Duration,
 	return c, dir, nil
 }
 
-// HighestOf asks every server for a number of each of its replicas, and returns the highest number
+// HighestOf asks servers for a number of each of their replicas, and returns the highest number
 // of each shard.
-func HighestOf(ctx context.Context, c *localcluster.Cluster,
+func HighestOf(ctx context.Context, servers []*localcluster.Server,
 	ask func(context.Context, string) (*rowraftv1.NodeStatusReply, error),
 	of func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
 	out := make(map[uint32]uint64)
-	for _, s := range c.Servers() {
+	for _, s := range servers {
 		st, err := ask(ctx, s.Addr)
 		if err != nil {
 			return nil, err
@@ -61,9 +61,9 @@ func HighestOf(ctx context.Context, c *localcluster.Cluster,
 	return out, nil
 }
 
-// AppliedOf returns the highest applied index of each shard's replicas.
-func AppliedOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
-	return HighestOf(ctx, c, localcluster.Status, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
+// AppliedOf returns the highest applied index of each shard's replicas on servers.
+func AppliedOf(ctx context.Context, servers []*localcluster.Server) (map[uint32]uint64, error) {
+	return HighestOf(ctx, servers, localcluster.Status, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
 }
 
 // PauseFor waits for d, or until ctx ends; then it returns why.
