@@ -15,9 +15,11 @@ import (
 const (
 	// counters is the number of keys that a sketch counts: no error is larger than the 1,024th of all accesses.
 	counters = 1024
-	// One of minStride keys is counted, and about sampled keys of a large request.
-	minStride = 16
-	sampled   = 8
+	// One of minStride keys is counted, about sampled keys of a large request, and at most samplesPerSecond of all: a
+	// busy server counts one of more keys. A sample costs about 1 µs.
+	minStride        = 16
+	sampled          = 8
+	samplesPerSecond = 1024
 	// halfLife is how often the counts halve.
 	halfLife = 30 * time.Second
 	// maxTables is the number of tables with totals of their own; there are no more in a shard.
@@ -33,6 +35,10 @@ type Sketch struct {
 	tables  map[rowraft.TableID]*Total
 	began   time.Time     // of the interval since counts were halved; zero: nothing was counted
 	earlier time.Duration // the intervals before it, halved as the counts are
+
+	stride  int       // one of so many keys is counted
+	samples int       // since second
+	second  time.Time // when the number of samples was last compared with samplesPerSecond
 }
 
 type id struct {
@@ -75,11 +81,13 @@ func (s *Sketch) Add(segments []byte, push bool) {
 	if n == 0 {
 		return
 	}
-	stride := max(minStride, n/sampled)
-	next := rand.IntN(stride)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.decayLocked(time.Now())
+	now := time.Now()
+	s.decayLocked(now)
+	s.paceLocked(now)
+	stride := max(s.stride, n/sampled)
+	next := rand.IntN(stride)
 	for len(segments) > 0 {
 		seg, body, rest, err := wire.ParseSegment(segments)
 		if err != nil {
@@ -95,9 +103,24 @@ func (s *Sketch) Add(segments []byte, push bool) {
 		for ; next < seg.N; next += stride {
 			t.Weights += float64(stride) * float64(stride)
 			s.addLocked(id{seg.Table, body.Key(next)}, float64(stride))
+			s.samples++
 		}
 		next -= seg.N
 	}
+}
+
+// paceLocked chooses the stride: twice the last one as soon as there are too many samples, half of it after a second
+// with too few.
+func (s *Sketch) paceLocked(now time.Time) {
+	switch {
+	case s.samples >= samplesPerSecond:
+		s.stride *= 2
+	case now.Sub(s.second) < time.Second:
+		return
+	case s.samples < samplesPerSecond/2:
+		s.stride = max(minStride, s.stride/2)
+	}
+	s.samples, s.second = 0, now
 }
 
 func (s *Sketch) totalLocked(table rowraft.TableID) *Total {

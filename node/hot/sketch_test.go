@@ -97,6 +97,39 @@ func TestSketchForgets(t *testing.T) {
 	})
 }
 
+// TestABusySketchTakesFewSamples: the number of samples of a second has a bound, whatever the load, and the strides
+// follow the load down again.
+func TestABusySketchTakesFewSamples(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s Sketch
+		// load returns the samples of the last of 20 seconds.
+		load := func(requests int) (samples int) {
+			segments := request(1, make([]rowraft.Key, 512)...)
+			for second := range 20 {
+				for range requests {
+					time.Sleep(time.Second / time.Duration(requests))
+					before := s.samples
+					s.Add(segments, false)
+					if s.samples < before { // they were compared with the limit
+						before = 0
+					}
+					if second == 19 {
+						samples += s.samples - before
+					}
+				}
+			}
+			return samples
+		}
+		// The second of the test and that of the sketch do not begin together.
+		if n := load(2000); n < samplesPerSecond/4 || n > 2*samplesPerSecond {
+			t.Errorf("%d samples in a second of 2000 requests, want about %d", n, samplesPerSecond)
+		}
+		if load(1); s.stride != minStride {
+			t.Errorf("with a request a second one of %d keys is counted, want %d", s.stride, minStride)
+		}
+	})
+}
+
 // BenchmarkSketch is the cost of a request of small and large pulls.
 func BenchmarkSketch(b *testing.B) {
 	for _, batch := range []int{64, 8192} {
