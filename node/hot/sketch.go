@@ -19,7 +19,7 @@ const (
 	// busy server counts one of more keys. A sample costs about 1 µs.
 	minStride        = 16
 	sampled          = 8
-	samplesPerSecond = 1024
+	samplesPerSecond = 256
 	// halfLife is how often the counts halve.
 	halfLife = 30 * time.Second
 	// maxTables is the number of tables with totals of their own; there are no more in a shard.
