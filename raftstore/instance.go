@@ -13,7 +13,7 @@ import (
 )
 
 // maxPendingEntries bounds the proposals of a group, in addition to MaxPendingBytes.
-const maxPendingEntries = 4096
+const maxPendingEntries = 1024
 
 // instance is one run of raft for a group, from NewRaft to Shutdown.
 //

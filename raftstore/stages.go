@@ -36,7 +36,7 @@ func newStageClock(into *StageTimes) *stageClock {
 	if into == nil {
 		return nil
 	}
-	return &stageClock{into: into, ring: make([]stageTimes, 256)}
+	return &stageClock{into: into, ring: make([]stageTimes, 64)}
 }
 
 func (c *stageClock) at(index uint64) *stageTimes { return &c.ring[index%uint64(len(c.ring))] }

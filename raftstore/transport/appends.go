@@ -14,9 +14,9 @@ import (
 )
 
 // Network is raft's network transport, but entries travel on their own connections: raft's encoding copies each entry
-// twice at the receiving end, which is a tenth of all work of a follower. An AppendEntries without entries, such as a
-// heartbeat, shares a connection with those of all other groups (Heartbeats) when it can. All other messages travel on
-// raft's connections.
+// twice at the receiving end, which is a tenth of all work of a follower. A message without entries, such as a
+// heartbeat or a vote, shares a connection with those of all other groups (Heartbeats) when it can. Snapshots, and what
+// cannot travel otherwise, take raft's connections, which have buffers of 256 KiB at each end.
 type Network struct {
 	*raft.NetworkTransport
 	layer   *peer.Layer
@@ -52,12 +52,9 @@ func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, beats *Heartbeats, 
 func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse) error {
 	if len(args.Entries) == 0 {
-		if t.beats != nil {
-			if sent, err := t.beats.send(t.layer, target, args, resp, t.timeout); sent {
-				return err
-			}
+		if sent, err := t.share(target, appendKind, args, resp); sent {
+			return err
 		}
-		return t.NetworkTransport.AppendEntries(id, target, args, resp)
 	}
 	c, err := t.conn(target)
 	if err != nil {
@@ -76,6 +73,15 @@ func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, arg
 	}
 	t.put(target, c)
 	return err
+}
+
+// share sends a message without entries over the connection of all groups. sent is false if it must take another one.
+func (t *Network) share(target raft.ServerAddress, k kind, args *raft.AppendEntriesRequest,
+	resp *raft.AppendEntriesResponse) (sent bool, err error) {
+	if t.beats == nil {
+		return false, nil
+	}
+	return t.beats.send(t.layer, target, k, args, resp, t.timeout)
 }
 
 // call sends the request whose head is in c.buf, and reads the answer. whole is false if the connection cannot be used
@@ -176,7 +182,7 @@ func (t *Transport) acceptAppends() {
 // serveAppends answers the requests of one connection, one after the other, until it ends.
 func (t *Transport) serveAppends(c net.Conn) {
 	defer c.Close()
-	r := bufio.NewReaderSize(c, 64<<10)
+	r := bufio.NewReaderSize(c, 4<<10)
 	for {
 		req, err := readAppend(r, t.maxEntryBytes, t.maxRPCBytes)
 		if err != nil {

@@ -17,8 +17,9 @@ import (
 	"github.com/rowraft/rowraft/raftstore/peer"
 )
 
-// Heartbeats carries the AppendEntries without entries of all groups of a server, over one connection to each other
-// server, so that the heartbeats of many groups cost one message. Safe for concurrent use.
+// Heartbeats carries the messages of all groups of a server that have neither entries nor a snapshot, over one
+// connection to each other server. So the heartbeats of many groups cost one message, and an election needs no
+// connection of its group. Safe for concurrent use.
 //
 // It changes the path of a message and nothing else: each group's own main loop still answers (#695), and a group that
 // does not answer delays no other one. A message for a group goes over the shared connection only while this replica
@@ -142,13 +143,13 @@ func (h *Heartbeats) dial(target raft.ServerAddress, p *heartbeatPeer) {
 
 // send sends a message of group to the server target and waits for the answer. sent is false if the message must use
 // the connection of its group.
-func (h *Heartbeats) send(from *peer.Layer, target raft.ServerAddress, args *raft.AppendEntriesRequest,
+func (h *Heartbeats) send(from *peer.Layer, target raft.ServerAddress, k kind, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse, timeout time.Duration) (sent bool, err error) {
 	c := h.connTo(target)
 	if c == nil || !from.MaySend(c.Conn) {
 		return false, nil
 	}
-	return c.call(from, args, resp, timeout)
+	return c.call(from, k, args, resp, timeout)
 }
 
 // heartbeatConn is a connection that this server has dialled.
@@ -170,8 +171,8 @@ type heartbeatResult struct {
 }
 
 // call sends a request and waits for the answer.
-func (c *heartbeatConn) call(from *peer.Layer, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
-	timeout time.Duration) (sent bool, err error) {
+func (c *heartbeatConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesRequest,
+	resp *raft.AppendEntriesResponse, timeout time.Duration) (sent bool, err error) {
 	result := make(chan heartbeatResult, 1)
 	c.mu.Lock()
 	if c.failed != nil {
@@ -185,7 +186,7 @@ func (c *heartbeatConn) call(from *peer.Layer, args *raft.AppendEntriesRequest, 
 	defer c.forget(id)
 	heard := c.heard.Load()
 	ok, err := c.out.add(timeout, id, func(b []byte) ([]byte, bool) {
-		return appendHeartbeatRequest(b, from.Group(), args)
+		return appendHeartbeatRequest(b, k, from.Group(), args)
 	})
 	if !ok {
 		return false, nil
@@ -301,7 +302,7 @@ func (h *Heartbeats) serve(c net.Conn) {
 
 // receive passes a request to its group, or refuses it and returns nil. The error is that of the encoding.
 func (h *Heartbeats) receive(c net.Conn, out *gatheredWriter, m *heartbeat) (*receivedHeartbeat, error) {
-	group, args, err := parseHeartbeatRequest(m.body)
+	kind, group, args, err := parseHeartbeatRequest(m.body)
 	if err != nil {
 		return nil, err
 	}
@@ -311,7 +312,8 @@ func (h *Heartbeats) receive(c net.Conn, out *gatheredWriter, m *heartbeat) (*re
 		return nil, err
 	}
 	result := make(chan raft.RPCResponse, 1) // so that raft does not wait for finish
-	one := &receivedHeartbeat{id: m.id, to: t, rpc: raft.RPC{Command: args, RespChan: result}, result: result}
+	one := &receivedHeartbeat{id: m.id, to: t, rpc: raft.RPC{Command: kind.command(args), RespChan: result},
+		result: result}
 	if one.taken = t.screen(one.rpc); !one.taken {
 		select {
 		case t.consume <- one.rpc:
@@ -370,8 +372,7 @@ func (r *receivedHeartbeat) finish(out *gatheredWriter) {
 
 // answerOf returns the function that appends an answer of raft.
 func answerOf(a raft.RPCResponse) func([]byte) ([]byte, bool) {
-	resp, _ := a.Response.(*raft.AppendEntriesResponse)
-	err := a.Error
+	resp, err := reply(a.Response), a.Error
 	if resp == nil && err == nil {
 		err = ErrStopped
 	}

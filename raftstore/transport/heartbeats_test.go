@@ -188,7 +188,7 @@ func addressedBeat(from *Transport) *raft.AppendEntriesRequest {
 
 // sharedBeat sends a heartbeat over the shared connection, and reports whether it was used.
 func sharedBeat(from *Transport, resp *raft.AppendEntriesResponse, timeout time.Duration) (bool, error) {
-	return from.beats.send(from.layer, "n2", addressedBeat(from), resp, timeout)
+	return from.beats.send(from.layer, "n2", appendKind, addressedBeat(from), resp, timeout)
 }
 
 // A group uses the shared connection only after both its replicas have compared what they remember, on a connection of
@@ -230,7 +230,7 @@ func TestHeartbeatsShareAConnection(t *testing.T) {
 	if from["c"].layer.MaySend(conn.Conn) {
 		t.Error("a replica sends to one with which it has compared nothing")
 	}
-	if shared, err := conn.call(from["c"].layer, addressedBeat(from["c"]), &resp, 10*time.Second); shared {
+	if shared, err := conn.call(from["c"].layer, appendKind, addressedBeat(from["c"]), &resp, 10*time.Second); shared {
 		t.Errorf("a replica answered one with which it has compared nothing (%v)", err)
 	}
 
@@ -255,22 +255,96 @@ func TestHeartbeatsShareAConnection(t *testing.T) {
 	}
 }
 
+// Votes, and the request to begin an election, travel on the connection of all groups.
+func TestVotesShareAConnection(t *testing.T) {
+	peers := newTestNet(t, "n1", "n2")
+	from, to := peers.sharing("n1", 1, "g")["g"], peers.sharing("n2", 2, "g")["g"]
+	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
+	sent(t, func() error {
+		if c := from.beats.connTo("n2"); c == nil || !from.layer.MaySend(c.Conn) {
+			return errors.New("not shared yet")
+		}
+		return nil
+	})
+	got := make(chan any, 1)
+	answer := raft.RPCHeader{ProtocolVersion: 3, Addr: []byte("n2\x00\x00g")}
+	answered(t, to, func(rpc raft.RPC) {
+		got <- rpc.Command
+		switch cmd := rpc.Command.(type) {
+		case *raft.RequestPreVoteRequest:
+			rpc.Respond(&raft.RequestPreVoteResponse{RPCHeader: answer, Term: cmd.Term - 1, Granted: true}, nil)
+		case *raft.RequestVoteRequest:
+			if cmd.LeadershipTransfer {
+				rpc.Respond(&raft.RequestVoteResponse{RPCHeader: answer, Term: cmd.Term, Granted: true}, nil)
+				return
+			}
+			rpc.Respond(nil, errors.New("the disk is full"))
+		case *raft.TimeoutNowRequest:
+			rpc.Respond(&raft.TimeoutNowResponse{}, nil)
+		}
+	})
+	h := raft.RPCHeader{ID: []byte("r"), Addr: []byte("n1"), ProtocolVersion: 3}
+	check := func(err error, want any) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cmd := <-got; !reflect.DeepEqual(cmd, want) {
+			t.Errorf("the other server received %+v, want %+v", cmd, want)
+		}
+	}
+	var pre raft.RequestPreVoteResponse
+	first := raft.RequestPreVoteRequest{RPCHeader: h, Term: 9, LastLogIndex: 8, LastLogTerm: 7}
+	check(from.RequestPreVote("r", "n2", &first, &pre), &first)
+	if !pre.Granted || pre.Term != 8 || string(pre.Addr) != string(answer.Addr) {
+		t.Errorf("answer %+v", pre)
+	}
+	ask := raft.RequestVoteRequest{RPCHeader: h, Term: 9, LastLogIndex: 8, LastLogTerm: 7, LeadershipTransfer: true}
+	var vote raft.RequestVoteResponse
+	check(from.RequestVote("r", "n2", &ask, &vote), &ask)
+	if !vote.Granted || vote.Term != 9 || string(vote.Addr) != string(answer.Addr) {
+		t.Errorf("answer %+v", vote)
+	}
+	check(from.TimeoutNow("r", "n2", &raft.TimeoutNowRequest{RPCHeader: h}, new(raft.TimeoutNowResponse)),
+		&raft.TimeoutNowRequest{RPCHeader: h})
+	ask.LeadershipTransfer = false
+	if err := from.RequestVote("r", "n2", &ask, &vote); err == nil || !strings.Contains(err.Error(), "the disk is full") {
+		t.Errorf("a voter that failed: %v", err)
+	}
+	<-got
+	if c := from.beats.connTo("n2"); c.last != 4 {
+		t.Errorf("%d of 4 requests travelled on the connection of all groups", c.last)
+	}
+}
+
 func TestHeartbeatGoldenBytes(t *testing.T) {
-	// crc, bytes after the head, id; then group g-1 and a request as in TestAppendGoldenBytes, without entries
-	const request = "467ba8c4" + "4f000000" + "0900000000000000" + "03672d31" +
-		"913dafac" + "00000000" + "0500000000000000" + "0000000000000000" + "0000000000000000" + "0000000000000000" +
-		"00000000" + "0b000000" + "03000000" + "00000000" + "0000000000000000" + "02007231" + "05006e31007232"
-	a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
-		Addr: []byte("n1\x00r2")}, Term: 5}
-	got, ok := appendHeartbeat(nil, 9, func(b []byte) ([]byte, bool) { return appendHeartbeatRequest(b, "g-1", a) })
-	if hex.EncodeToString(got) != request || !ok {
-		t.Errorf("request\n%x\nwant\n%s", got, request)
+	// crc, bytes after the head, id; then the kind, group g-1 and a request as in TestAppendGoldenBytes, without entries
+	for _, tc := range []struct {
+		kind             kind
+		term, index, of  uint64
+		crc, head, words string
+	}{
+		{appendKind, 5, 0, 0, "adeeba99", "0003672d31" + "913dafac",
+			"0500000000000000" + "0000000000000000" + "0000000000000000"},
+		{transferVoteKind, 6, 8, 5, "96a11d4a", "0303672d31" + "babe9457",
+			"0600000000000000" + "0800000000000000" + "0500000000000000"},
+	} {
+		want := tc.crc + "50000000" + "0900000000000000" + tc.head + "00000000" + tc.words + "0000000000000000" +
+			"00000000" + "0b000000" + "03000000" + "00000000" + "0000000000000000" + "02007231" + "05006e31007232"
+		a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
+			Addr: []byte("n1\x00r2")}, Term: tc.term, PrevLogEntry: tc.index, PrevLogTerm: tc.of}
+		got, ok := appendHeartbeat(nil, 9, func(b []byte) ([]byte, bool) {
+			return appendHeartbeatRequest(b, tc.kind, "g-1", a)
+		})
+		if hex.EncodeToString(got) != want || !ok {
+			t.Errorf("request\n%x\nwant\n%s", got, want)
+		}
 	}
 	const answer = "34138cac" + "26000000" + "0900000000000000" + "00" + "03006e3200" +
 		"ec3be7ff" + "00010000" + "0500000000000000" + "0700000000000000" + "03000000" + "00000000"
 	r := &raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, Addr: []byte("n2\x00")}, Term: 5,
 		LastLog: 7, Success: true}
-	got, ok = appendHeartbeat(nil, 9, answerOf(raft.RPCResponse{Response: r}))
+	got, ok := appendHeartbeat(nil, 9, answerOf(raft.RPCResponse{Response: r}))
 	if hex.EncodeToString(got) != answer || !ok {
 		t.Errorf("answer\n%x\nwant\n%s", got, answer)
 	}
@@ -289,16 +363,23 @@ func TestHeartbeatRoundTrip(t *testing.T) {
 	want := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
 		Addr: []byte("n1\x00r2")}, Term: 5, PrevLogEntry: 8, PrevLogTerm: 4, LeaderCommitIndex: 8}
 	long := strings.Repeat("g", 255)
-	b, _ := appendHeartbeatRequest(nil, long, want)
-	if group, got, err := parseHeartbeatRequest(b); err != nil || group != long || !reflect.DeepEqual(got, want) {
-		t.Errorf("read %s, %+v (%v)", group, got, err)
+	b, _ := appendHeartbeatRequest(nil, voteKind, long, want)
+	if k, group, got, err := parseHeartbeatRequest(b); err != nil || k != voteKind || group != long ||
+		!reflect.DeepEqual(got, want) {
+		t.Errorf("read kind %d, %s, %+v (%v)", k, group, got, err)
 	}
-	b, _ = appendHeartbeat(nil, 77, func(b []byte) ([]byte, bool) { return appendHeartbeatRequest(b, "shard-3", want) })
+	b[0] = byte(kinds)
+	if _, _, _, err := parseHeartbeatRequest(b); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		t.Errorf("a request of an unknown kind: %v", err)
+	}
+	b, _ = appendHeartbeat(nil, 77, func(b []byte) ([]byte, bool) {
+		return appendHeartbeatRequest(b, appendKind, "shard-3", want)
+	})
 	m, err := readTestHeartbeat(b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	group, got, err := parseHeartbeatRequest(m.body)
+	_, group, got, err := parseHeartbeatRequest(m.body)
 	if err != nil || m.id != 77 || group != "shard-3" || !reflect.DeepEqual(got, want) {
 		t.Errorf("read %d, %s, %+v (%v)", m.id, group, got, err)
 	}
@@ -374,13 +455,15 @@ func TestADelayedMessageOfAnEarlierLeaderIsNotSent(t *testing.T) {
 func FuzzHeartbeat(f *testing.F) {
 	a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
 		Addr: []byte("n1\x00r2")}, Term: 5, LeaderCommitIndex: 7, PrevLogEntry: 7}
-	request, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) { return appendHeartbeatRequest(b, "g", a) })
+	request, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) {
+		return appendHeartbeatRequest(b, appendKind, "g", a)
+	})
 	answer, _ := appendHeartbeat(nil, 1, answerOf(raft.RPCResponse{Response: &raft.AppendEntriesResponse{Term: 2}}))
 	f.Add(request)
 	f.Add(answer)
 	f.Add(request[:40])
 	long, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) {
-		return appendHeartbeatRequest(b, strings.Repeat("g", 255), a)
+		return appendHeartbeatRequest(b, appendKind, strings.Repeat("g", 255), a)
 	})
 	f.Add(long)
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -398,8 +481,8 @@ func FuzzHeartbeat(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if group, a, err := parseHeartbeatRequest(m.body); err == nil {
-				again, ok := appendHeartbeatRequest(nil, group, a)
+			if k, group, a, err := parseHeartbeatRequest(m.body); err == nil {
+				again, ok := appendHeartbeatRequest(nil, k, group, a)
 				if !ok || !bytes.Equal(again, m.body) {
 					t.Errorf("%x was read as %s, %+v", m.body, group, a)
 				}

@@ -14,7 +14,7 @@ import (
 // Bounds of the messages on a heartbeat connection; docs/formats/peer.md is the specification.
 const (
 	heartbeatHeadBytes   = 16
-	maxHeartbeatBytes    = 1 + 255 + appendHeadBytes + maxAppendNames
+	maxHeartbeatBytes    = 2 + 255 + appendHeadBytes + maxAppendNames
 	maxHeartbeatAckBytes = 1 + 2 + maxAppendNames + appendReplyBytes + maxAppendText
 )
 
@@ -74,31 +74,32 @@ func hasHeartbeat(r *bufio.Reader) bool {
 }
 
 // appendHeartbeatRequest appends the body of a request. It fails for a request that this encoding cannot carry.
-func appendHeartbeatRequest(b []byte, group string, a *raft.AppendEntriesRequest) ([]byte, bool) {
+func appendHeartbeatRequest(b []byte, k kind, group string, a *raft.AppendEntriesRequest) ([]byte, bool) {
 	if len(group) > 255 || len(a.Entries) > 0 {
 		return b, false
 	}
-	b = append(append(b, byte(len(group))), group...)
+	b = append(append(b, byte(k), byte(len(group))), group...)
 	return appendRequestHead(b, a)
 }
 
 // parseHeartbeatRequest is the inverse of appendHeartbeatRequest.
-func parseHeartbeatRequest(b []byte) (group string, a *raft.AppendEntriesRequest, err error) {
-	if len(b) < 1 || len(b) < 1+int(b[0])+appendHeadBytes {
-		return "", nil, rowraft.Errorf(rowraft.CodeCorrupt, "a heartbeat of %d bytes is too short", len(b))
+func parseHeartbeatRequest(b []byte) (k kind, group string, a *raft.AppendEntriesRequest, err error) {
+	if len(b) < 2 || len(b) < 2+int(b[1])+appendHeadBytes || kind(b[0]) >= kinds {
+		return 0, "", nil, rowraft.Errorf(rowraft.CodeCorrupt, "a heartbeat of %d bytes is too short or of an unknown kind",
+			len(b))
 	}
-	n := 1 + int(b[0])
-	group, b = string(b[1:n]), b[n:]
+	n := 2 + int(b[1])
+	k, group, b = kind(b[0]), string(b[2:n]), b[n:]
 	entries, names, err := parseAppendSizes(b)
 	if err != nil {
-		return "", nil, err
+		return 0, "", nil, err
 	}
 	if entries != 0 || len(b) != appendHeadBytes+names {
-		return "", nil, rowraft.Errorf(rowraft.CodeCorrupt, "a heartbeat has %d entries, and %d bytes for %d of names",
+		return 0, "", nil, rowraft.Errorf(rowraft.CodeCorrupt, "a heartbeat has %d entries, and %d bytes for %d of names",
 			entries, len(b)-appendHeadBytes, names)
 	}
 	a, err = parseAppend(b, names)
-	return group, a, err
+	return k, group, a, err
 }
 
 // The first byte of an answer.

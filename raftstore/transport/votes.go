@@ -1,0 +1,86 @@
+package transport
+
+import "github.com/hashicorp/raft"
+
+// kind is that of a request on a heartbeat connection. A request that is no AppendEntries has the form of one, with the
+// last entry of its sender as the previous entry.
+type kind byte
+
+const (
+	appendKind kind = iota
+	preVoteKind
+	voteKind
+	transferVoteKind // a vote for a transfer of the leadership
+	timeoutNowKind
+	kinds
+)
+
+// command returns what raft receives of a request.
+func (k kind) command(a *raft.AppendEntriesRequest) any {
+	switch k {
+	case preVoteKind:
+		return &raft.RequestPreVoteRequest{RPCHeader: a.RPCHeader, Term: a.Term, LastLogIndex: a.PrevLogEntry,
+			LastLogTerm: a.PrevLogTerm}
+	case voteKind, transferVoteKind:
+		return &raft.RequestVoteRequest{RPCHeader: a.RPCHeader, Term: a.Term, LastLogIndex: a.PrevLogEntry,
+			LastLogTerm: a.PrevLogTerm, LeadershipTransfer: k == transferVoteKind}
+	case timeoutNowKind:
+		return &raft.TimeoutNowRequest{RPCHeader: a.RPCHeader}
+	}
+	return a
+}
+
+// reply returns an answer of raft in the form of that to an AppendEntries; nil: there is none.
+func reply(response any) *raft.AppendEntriesResponse {
+	switch r := response.(type) {
+	case *raft.AppendEntriesResponse:
+		return r
+	case *raft.RequestPreVoteResponse:
+		return &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader, Term: r.Term, Success: r.Granted}
+	case *raft.RequestVoteResponse:
+		return &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader, Term: r.Term, Success: r.Granted}
+	case *raft.TimeoutNowResponse:
+		return &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader}
+	}
+	return nil
+}
+
+// RequestPreVote is not part of raft.Transport.
+func (t *Network) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest,
+	resp *raft.RequestPreVoteResponse) error {
+	var r raft.AppendEntriesResponse
+	sent, err := t.share(target, preVoteKind, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader, Term: args.Term,
+		PrevLogEntry: args.LastLogIndex, PrevLogTerm: args.LastLogTerm}, &r)
+	if !sent {
+		return t.NetworkTransport.RequestPreVote(id, target, args, resp)
+	}
+	*resp = raft.RequestPreVoteResponse{RPCHeader: r.RPCHeader, Term: r.Term, Granted: r.Success}
+	return err
+}
+
+func (t *Network) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest,
+	resp *raft.RequestVoteResponse) error {
+	k := voteKind
+	if args.LeadershipTransfer {
+		k = transferVoteKind
+	}
+	var r raft.AppendEntriesResponse
+	sent, err := t.share(target, k, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader, Term: args.Term,
+		PrevLogEntry: args.LastLogIndex, PrevLogTerm: args.LastLogTerm}, &r)
+	if !sent {
+		return t.NetworkTransport.RequestVote(id, target, args, resp)
+	}
+	*resp = raft.RequestVoteResponse{RPCHeader: r.RPCHeader, Term: r.Term, Granted: r.Success}
+	return err
+}
+
+func (t *Network) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest,
+	resp *raft.TimeoutNowResponse) error {
+	var r raft.AppendEntriesResponse
+	sent, err := t.share(target, timeoutNowKind, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader}, &r)
+	if !sent {
+		return t.NetworkTransport.TimeoutNow(id, target, args, resp)
+	}
+	*resp = raft.TimeoutNowResponse{RPCHeader: r.RPCHeader}
+	return err
+}
