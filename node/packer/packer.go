@@ -23,7 +23,7 @@ const (
 	// gatherBytes is how much pack takes from the queue at a time while all of it may be summed.
 	gatherBytes     = 4 << 20
 	maxQueuedBytes  = 32 << 20 // pushes that wait for an entry
-	maxQueuedParts  = 1024
+	maxQueuedParts  = 4096
 	maxEntriesAhead = 8 // entries proposed and not yet applied
 	maxSumsAhead    = 1 // the same while sums of waiting pushes would make the log smaller
 )

@@ -443,7 +443,7 @@ func (l *Layer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Con
 	return l.dial(l.ctx, address, timeout, raftChannel)
 }
 
-// DialEntries connects to the group on the node whose ID is address, for requests with entries.
+// DialEntries connects to the group on the node whose ID is address, for all requests but snapshots.
 func (l *Layer) DialEntries(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	return l.dial(l.ctx, address, timeout, entryChannel)
 }
@@ -451,14 +451,14 @@ func (l *Layer) DialEntries(address raft.ServerAddress, timeout time.Duration) (
 // Exchange connects to the group on the node whose ID is address, so that both ends compare what they remember of each
 // other, and closes the connection.
 func (l *Layer) Exchange(ctx context.Context, address raft.ServerAddress, timeout time.Duration) error {
-	c, err := l.dial(ctx, address, timeout, raftChannel)
+	c, err := l.dial(ctx, address, timeout, entryChannel)
 	if err != nil {
 		return err
 	}
 	return c.Close()
 }
 
-// EntryConns are the accepted connections for requests with entries.
+// EntryConns are the accepted connections of DialEntries.
 func (l *Layer) EntryConns() <-chan net.Conn { return l.entries }
 
 // Context returns a context that ends with Close.

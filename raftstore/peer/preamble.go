@@ -39,8 +39,8 @@ type channel uint8
 
 const (
 	raftChannel  channel = 0 // that of raft's network transport
-	entryChannel channel = 1 // requests with entries
-	// the heartbeats of all groups; only of ServerGroup
+	entryChannel channel = 1 // the requests of a group, but snapshots
+	// the requests of all groups without entries and snapshots; only of ServerGroup
 	heartbeatChannel channel = 2
 )
 

@@ -26,8 +26,8 @@ const (
 	accepted direction = true
 )
 
-// DialHeartbeats connects to the server whose ID is address, for the heartbeats of all groups. l is the layer of
-// ServerGroup.
+// DialHeartbeats connects to the server whose ID is address, for the heartbeats and votes of all groups. l is the layer
+// of ServerGroup.
 func (l *Layer) DialHeartbeats(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	return l.dial(l.ctx, address, timeout, heartbeatChannel)
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/rowraft/rowraft/raftstore/peer"
 )
 
-// Network is raft's network transport, but entries travel on their own connections: raft's encoding copies each entry
-// twice at the receiving end, which is a tenth of all work of a follower. A message without entries, such as a
-// heartbeat or a vote, shares a connection with those of all other groups (Heartbeats) when it can. Snapshots, and what
-// cannot travel otherwise, take raft's connections, which have buffers of 256 KiB at each end.
+// Network is raft's network transport, but only snapshots take raft's connections: these have buffers of 256 KiB at
+// each end, and raft's encoding copies each entry twice at the receiving end, which is a tenth of all work of a
+// follower. Entries have connections of their own. A message without entries, such as a heartbeat or a vote, shares a
+// connection with those of all other groups (Heartbeats) when it can, and otherwise takes one for entries.
 type Network struct {
 	*raft.NetworkTransport
 	layer   *peer.Layer
@@ -36,7 +36,7 @@ type appendConn struct {
 
 const (
 	// idleAppendConns bounds the idle connections to one node. Raft sends entries to a follower one request at a time; a
-	// second connection serves a request after a time-out.
+	// second connection serves a request after a time-out, or a heartbeat that cannot share a connection.
 	idleAppendConns = 2
 	// directDataBytes is the size from which on data is written without a copy into buf.
 	directDataBytes = 16 << 10
@@ -51,37 +51,38 @@ func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, beats *Heartbeats, 
 
 func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse) error {
-	if len(args.Entries) == 0 {
-		if sent, err := t.share(target, appendKind, args, resp); sent {
-			return err
+	sent, err := t.send(target, appendKind, args, resp)
+	if !sent {
+		return t.NetworkTransport.AppendEntries(id, target, args, resp)
+	}
+	return err
+}
+
+// send sends a request and reads the answer. sent is false if only raft's encoding can carry the request.
+func (t *Network) send(target raft.ServerAddress, k kind, args *raft.AppendEntriesRequest,
+	resp *raft.AppendEntriesResponse) (sent bool, err error) {
+	if len(args.Entries) == 0 && t.beats != nil {
+		if sent, err := t.beats.send(t.layer, target, k, args, resp, t.timeout); sent {
+			return true, err
 		}
 	}
 	c, err := t.conn(target)
 	if err != nil {
-		return err
+		return true, err
 	}
-	head, ok := marshalAppend(c.buf, args)
+	head, ok := marshalAppend(c.buf, k, args)
 	c.buf = head
 	if !ok {
 		t.put(target, c)
-		return t.NetworkTransport.AppendEntries(id, target, args, resp)
+		return false, nil
 	}
 	whole, err := c.call(args, resp, t.timeout)
 	if !whole {
 		t.drop(target) // the cause most likely ended the idle connections too
-		return errors.Join(err, c.Close())
+		return true, errors.Join(err, c.Close())
 	}
 	t.put(target, c)
-	return err
-}
-
-// share sends a message without entries over the connection of all groups. sent is false if it must take another one.
-func (t *Network) share(target raft.ServerAddress, k kind, args *raft.AppendEntriesRequest,
-	resp *raft.AppendEntriesResponse) (sent bool, err error) {
-	if t.beats == nil {
-		return false, nil
-	}
-	return t.beats.send(t.layer, target, k, args, resp, t.timeout)
+	return true, err
 }
 
 // call sends the request whose head is in c.buf, and reads the answer. whole is false if the connection cannot be used
@@ -184,7 +185,7 @@ func (t *Transport) serveAppends(c net.Conn) {
 	defer c.Close()
 	r := bufio.NewReaderSize(c, 4<<10)
 	for {
-		req, err := readAppend(r, t.maxEntryBytes, t.maxRPCBytes)
+		k, args, err := readAppend(r, t.maxEntryBytes, t.maxRPCBytes)
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 				t.log.Warn("closing an entry connection", "remote", c.RemoteAddr(), "err", err)
@@ -192,12 +193,12 @@ func (t *Transport) serveAppends(c net.Conn) {
 			return
 		}
 		answer := make(chan raft.RPCResponse, 1) // so that raft does not wait if the connection has ended
-		if !t.pass(raft.RPC{Command: req, RespChan: answer}) {
+		if !t.pass(raft.RPC{Command: k.command(args), RespChan: answer}) {
 			return
 		}
 		select {
 		case a := <-answer:
-			resp, _ := a.Response.(*raft.AppendEntriesResponse)
+			resp := reply(a.Response)
 			if resp == nil && a.Error == nil {
 				a.Error = ErrStopped
 			}

@@ -36,7 +36,7 @@ func testAppend(t testing.TB) *raft.AppendEntriesRequest {
 // wireOf is what a request is on the wire.
 func wireOf(t testing.TB, a *raft.AppendEntriesRequest) []byte {
 	t.Helper()
-	b, ok := marshalAppend(nil, a)
+	b, ok := marshalAppend(nil, appendKind, a)
 	if !ok {
 		t.Fatal("the request does not fit")
 	}
@@ -47,7 +47,8 @@ func wireOf(t testing.TB, a *raft.AppendEntriesRequest) []byte {
 }
 
 func readTestAppend(b []byte) (*raft.AppendEntriesRequest, error) {
-	return readAppend(bufio.NewReader(bytes.NewReader(b)), 1<<20, 8<<20)
+	_, a, err := readAppend(bufio.NewReader(bytes.NewReader(b)), 1<<20, 8<<20)
+	return a, err
 }
 
 func TestAppendRequestRoundTrip(t *testing.T) {
@@ -93,7 +94,7 @@ func TestAppendGoldenBytes(t *testing.T) {
 		"0700000000000000" + "0500000000000000" + "01002a36fe9c9717" + "00000000" + "05000000" + "74a846e360f5ff90" // entry 7
 	a := testAppend(t)
 	a.Entries = a.Entries[:1]
-	head, ok := marshalAppend(nil, a)
+	head, ok := marshalAppend(nil, appendKind, a)
 	if got := hex.EncodeToString(head); !ok || got != request {
 		t.Errorf("request\n%s\nwant\n%s", got, request)
 	}
@@ -127,13 +128,13 @@ func TestAppendReplies(t *testing.T) {
 func TestAppendLimits(t *testing.T) {
 	a := testAppend(t)
 	for _, c := range []struct{ entry, all int64 }{{60_000, 8 << 20}, {1 << 20, 60_000}} {
-		_, err := readAppend(bufio.NewReader(bytes.NewReader(wireOf(t, a))), c.entry, c.all)
+		_, _, err := readAppend(bufio.NewReader(bytes.NewReader(wireOf(t, a))), c.entry, c.all)
 		if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 			t.Errorf("entries of at most %d, all of at most %d: %v", c.entry, c.all, err)
 		}
 	}
 	a.Entries[2].Extensions = nil
-	if _, ok := marshalAppend(nil, a); ok {
+	if _, ok := marshalAppend(nil, appendKind, a); ok {
 		t.Error("an entry without a seal was taken")
 	}
 }

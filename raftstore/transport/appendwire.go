@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// Bounds of the messages on an entry connection; docs/formats/peer.md is the specification.
+// Bounds of the messages of one group; docs/formats/peer.md is the specification.
 const (
 	appendHeadBytes  = 64
 	appendReplyBytes = 32
@@ -29,12 +29,12 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // marshalAppend returns a request without the data of its entries. ok is false for a request that this encoding cannot
 // carry.
-func marshalAppend(buf []byte, a *raft.AppendEntriesRequest) (b []byte, ok bool) {
-	return appendRequestHead(buf[:0], a)
+func marshalAppend(buf []byte, k kind, a *raft.AppendEntriesRequest) (b []byte, ok bool) {
+	return appendRequestHead(buf[:0], k, a)
 }
 
 // appendRequestHead is marshalAppend that appends to b. If ok is false, the bytes after b are of no use.
-func appendRequestHead(b []byte, a *raft.AppendEntriesRequest) (out []byte, ok bool) {
+func appendRequestHead(b []byte, k kind, a *raft.AppendEntriesRequest) (out []byte, ok bool) {
 	le := binary.LittleEndian
 	begin := len(b)
 	b = append(b, make([]byte, appendHeadBytes)...)
@@ -53,6 +53,7 @@ func appendRequestHead(b []byte, a *raft.AppendEntriesRequest) (out []byte, ok b
 		b = entry.AppendHead(b, l)
 	}
 	head := b[begin:]
+	head[4] = byte(k)
 	for i, v := range []uint64{a.Term, a.PrevLogEntry, a.PrevLogTerm, a.LeaderCommitIndex} {
 		le.PutUint64(head[8+8*i:], v)
 	}
@@ -65,28 +66,28 @@ func appendRequestHead(b []byte, a *raft.AppendEntriesRequest) (out []byte, ok b
 
 // readAppend reads a request. It refuses an entry of more than maxEntry bytes, and an entry after maxBytes of entries.
 // io.EOF: the connection ended between two requests.
-func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesRequest, error) {
+func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (kind, *raft.AppendEntriesRequest, error) {
 	b := make([]byte, appendHeadBytes, appendHeadBytes+4*entry.HeadBytes+128)
 	if _, err := io.ReadFull(r, b); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	entries, names, err := parseAppendSizes(b)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	b = append(b, make([]byte, names+entries*entry.HeadBytes)...)
 	if _, err := io.ReadFull(r, b[appendHeadBytes:]); err != nil {
-		return nil, noEOF(err)
+		return 0, nil, noEOF(err)
 	}
-	a, err := parseAppend(b, names)
+	k, a, err := parseAppend(b, names)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	heads := b[appendHeadBytes+names:]
 	if err := checkAppendSizes(heads, maxEntry, maxBytes); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	return a, readEntries(r, a, heads)
+	return k, a, readEntries(r, a, heads)
 }
 
 // parseAppendSizes returns the numbers of entries and of bytes of names in the head of a request.
@@ -94,21 +95,24 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesR
 func parseAppendSizes(b []byte) (entries, names int, err error) {
 	le := binary.LittleEndian
 	entries, names = int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
-	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || le.Uint32(b[4:]) != 0 ||
+	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || b[5]|b[6]|b[7] != 0 ||
 		le.Uint32(b[52:]) != 0 || le.Uint64(b[56:]) != 0 {
 		return 0, 0,
 			rowraft.Errorf(rowraft.CodeCorrupt,
 				"the head of a message has %d entries and %d bytes of names, at most %d and %d, or a byte that must be zero",
 				entries, names, maxAppendEntries, maxAppendNames)
 	}
+	if k := kind(b[4]); k >= kinds || k != appendKind && entries > 0 {
+		return 0, 0, rowraft.Errorf(rowraft.CodeCorrupt, "a message of kind %d has %d entries", k, entries)
+	}
 	return entries, names, nil
 }
 
 // parseAppend parses the head of a request with its names and the heads of its entries. The entries are missing.
-func parseAppend(b []byte, names int) (*raft.AppendEntriesRequest, error) {
+func parseAppend(b []byte, names int) (kind, *raft.AppendEntriesRequest, error) {
 	le := binary.LittleEndian
 	if got, want := crc32.Checksum(b[4:], castagnoli), le.Uint32(b); got != want {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message has checksum %08x, want %08x", got, want)
+		return 0, nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message has checksum %08x, want %08x", got, want)
 	}
 	a := &raft.AppendEntriesRequest{
 		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersion(le.Uint32(b[48:]))},
@@ -118,15 +122,16 @@ func parseAppend(b []byte, names int) (*raft.AppendEntriesRequest, error) {
 	rest := b[appendHeadBytes : appendHeadBytes+names]
 	for _, to := range []*[]byte{&a.ID, &a.Addr} {
 		if len(rest) < 2 || int(le.Uint16(rest)) > len(rest)-2 {
-			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the names of a message are longer than its head says")
+			return 0, nil, rowraft.Errorf(rowraft.CodeCorrupt, "the names of a message are longer than its head says")
 		}
 		n := 2 + int(le.Uint16(rest))
 		*to, rest = rest[2:n:n], rest[n:]
 	}
 	if len(rest) != 0 {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the names of a message", len(rest))
+		return 0, nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the names of a message", len(rest))
 	}
-	return a, nil
+	k := kind(b[4])
+	return k, a, k.check(a)
 }
 
 func checkAppendSizes(heads []byte, maxEntry, maxBytes int64) error {

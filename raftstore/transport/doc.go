@@ -6,8 +6,8 @@
 // Transport is raft's network transport with guards (raftstore/DESIGN.md). It sees every answer, so it knows the
 // position of each follower: Progress.
 //
-// A Transport has a goroutine for raft's own messages, one for the connections with entries, one for each such
-// connection, and one for each message that waits. Close returns after all have ended.
+// A Transport has a goroutine for raft's own connections, one that accepts the others of its group, one for each of
+// these, and one for each message that waits. Close returns after all have ended.
 //
 // The bytes: docs/formats/peer.md.
 package transport

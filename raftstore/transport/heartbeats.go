@@ -17,9 +17,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/peer"
 )
 
-// Heartbeats carries the messages of all groups of a server that have neither entries nor a snapshot, over one
-// connection to each other server. So the heartbeats of many groups cost one message, and an election needs no
-// connection of its group. Safe for concurrent use.
+// Heartbeats carries the messages without entries and snapshots, of all groups of a server, over one connection to each
+// other server: heartbeats of many groups cost one message, and a vote rarely dials. Safe for concurrent use.
 //
 // It changes the path of a message and nothing else: each group's own main loop still answers (#695), and a group that
 // does not answer delays no other one. A message for a group goes over the shared connection only while this replica
@@ -112,11 +111,14 @@ func (h *Heartbeats) connTo(target raft.ServerAddress) *heartbeatConn {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p := h.peerLocked(target)
-	if p.conn == nil && !p.dialing && !h.closed && time.Now().After(p.retryAt) {
+	if p.conn != nil && !p.conn.silent.Load() {
+		return p.conn
+	}
+	if !p.dialing && !h.closed && time.Now().After(p.retryAt) {
 		p.dialing = true
 		h.wg.Go(func() { h.dial(target, p) })
 	}
-	return p.conn
+	return nil
 }
 
 // dial connects to a server and reads its answers until the connection ends.
@@ -135,7 +137,9 @@ func (h *Heartbeats) dial(target raft.ServerAddress, p *heartbeatPeer) {
 	h.mu.Unlock()
 	err = b.readAnswers()
 	h.mu.Lock()
-	p.conn = nil
+	if p.conn == b {
+		p.conn = nil
+	}
 	h.mu.Unlock()
 	c.Close()
 	b.fail(err)
@@ -157,6 +161,8 @@ type heartbeatConn struct {
 	net.Conn
 	out   gatheredWriter
 	heard atomic.Int64 // answers read
+	// silent is set when an answer is late and none has come meanwhile: new requests take another connection.
+	silent atomic.Bool
 
 	mu      sync.Mutex // guards the fields below; not held across I/O
 	last    uint64     // id of the last request
@@ -211,8 +217,10 @@ func (c *heartbeatConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesR
 	case <-from.Context().Done(): // the group ends
 		return true, ErrStopped
 	case <-late.C:
-		if c.heard.Load() == heard { // no group answers, so most likely the connection is dead
-			c.Close()
+		// Most likely the connection is dead if no group answers. The requests that came later have their time, too: an
+		// answer may be a vote.
+		if c.heard.Load() == heard && !c.silent.Swap(true) {
+			time.AfterFunc(timeout, func() { c.Close() })
 		}
 		return true, rowraft.Errorf(rowraft.CodeDeadline, "no answer within %v", timeout)
 	}

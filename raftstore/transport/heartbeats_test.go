@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"log/slog"
@@ -255,86 +256,164 @@ func TestHeartbeatsShareAConnection(t *testing.T) {
 	}
 }
 
-// Votes, and the request to begin an election, travel on the connection of all groups.
-func TestVotesShareAConnection(t *testing.T) {
+// Votes, and the request to begin an election, reach raft as they were sent, over the connection of all groups and over
+// one of their group, and so do the answers.
+func TestVotesAndTheirAnswers(t *testing.T) {
 	peers := newTestNet(t, "n1", "n2")
 	from, to := peers.sharing("n1", 1, "g")["g"], peers.sharing("n2", 2, "g")["g"]
-	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
-	sent(t, func() error {
-		if c := from.beats.connTo("n2"); c == nil || !from.layer.MaySend(c.Conn) {
-			return errors.New("not shared yet")
-		}
-		return nil
-	})
-	got := make(chan any, 1)
+	h := raft.RPCHeader{ID: []byte("r"), Addr: []byte("n1"), ProtocolVersion: 3}
+	asked := map[kind]any{
+		preVoteKind: &raft.RequestPreVoteRequest{RPCHeader: h, Term: 9, LastLogIndex: 8, LastLogTerm: 7},
+		voteKind:    &raft.RequestVoteRequest{RPCHeader: h, Term: 9, LastLogIndex: 8, LastLogTerm: 7},
+		transferVoteKind: &raft.RequestVoteRequest{RPCHeader: h, Term: 9, LastLogIndex: 8, LastLogTerm: 7,
+			LeadershipTransfer: true},
+		timeoutNowKind: &raft.TimeoutNowRequest{RPCHeader: h},
+	}
 	answer := raft.RPCHeader{ProtocolVersion: 3, Addr: []byte("n2\x00\x00g")}
+	var want atomic.Pointer[any]
 	answered(t, to, func(rpc raft.RPC) {
-		got <- rpc.Command
+		if !reflect.DeepEqual(rpc.Command, *want.Load()) {
+			t.Errorf("raft received %+v, want %+v", rpc.Command, *want.Load())
+		}
 		switch cmd := rpc.Command.(type) {
 		case *raft.RequestPreVoteRequest:
 			rpc.Respond(&raft.RequestPreVoteResponse{RPCHeader: answer, Term: cmd.Term - 1, Granted: true}, nil)
 		case *raft.RequestVoteRequest:
-			if cmd.LeadershipTransfer {
-				rpc.Respond(&raft.RequestVoteResponse{RPCHeader: answer, Term: cmd.Term, Granted: true}, nil)
-				return
-			}
-			rpc.Respond(nil, errors.New("the disk is full"))
-		case *raft.TimeoutNowRequest:
+			rpc.Respond(&raft.RequestVoteResponse{RPCHeader: answer, Term: cmd.Term, Granted: !cmd.LeadershipTransfer}, nil)
+		default:
 			rpc.Respond(&raft.TimeoutNowResponse{}, nil)
 		}
 	})
-	h := raft.RPCHeader{ID: []byte("r"), Addr: []byte("n1"), ProtocolVersion: 3}
-	check := func(err error, want any) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
+	for _, shared := range []bool{false, true} {
+		if shared {
+			sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
 		}
-		if cmd := <-got; !reflect.DeepEqual(cmd, want) {
-			t.Errorf("the other server received %+v, want %+v", cmd, want)
+		for k, cmd := range asked {
+			want.Store(&cmd)
+			var got, expect any
+			switch cmd := cmd.(type) {
+			case *raft.RequestPreVoteRequest:
+				resp := new(raft.RequestPreVoteResponse)
+				sent(t, func() error { return from.RequestPreVote("r", "n2", cmd, resp) })
+				resp.Addr = answer.Addr // the answer on a connection of the group has no sender
+				got, expect = *resp, raft.RequestPreVoteResponse{RPCHeader: answer, Term: 8, Granted: true}
+			case *raft.RequestVoteRequest:
+				resp := new(raft.RequestVoteResponse)
+				sent(t, func() error { return from.RequestVote("r", "n2", cmd, resp) })
+				resp.Addr = answer.Addr
+				got, expect = *resp, raft.RequestVoteResponse{RPCHeader: answer, Term: 9, Granted: k == voteKind}
+			case *raft.TimeoutNowRequest:
+				sent(t, func() error { return from.TimeoutNow("r", "n2", cmd, new(raft.TimeoutNowResponse)) })
+			}
+			if !reflect.DeepEqual(got, expect) {
+				t.Errorf("kind %d: answer %+v, want %+v", k, got, expect)
+			}
 		}
-	}
-	var pre raft.RequestPreVoteResponse
-	first := raft.RequestPreVoteRequest{RPCHeader: h, Term: 9, LastLogIndex: 8, LastLogTerm: 7}
-	check(from.RequestPreVote("r", "n2", &first, &pre), &first)
-	if !pre.Granted || pre.Term != 8 || string(pre.Addr) != string(answer.Addr) {
-		t.Errorf("answer %+v", pre)
-	}
-	ask := raft.RequestVoteRequest{RPCHeader: h, Term: 9, LastLogIndex: 8, LastLogTerm: 7, LeadershipTransfer: true}
-	var vote raft.RequestVoteResponse
-	check(from.RequestVote("r", "n2", &ask, &vote), &ask)
-	if !vote.Granted || vote.Term != 9 || string(vote.Addr) != string(answer.Addr) {
-		t.Errorf("answer %+v", vote)
-	}
-	check(from.TimeoutNow("r", "n2", &raft.TimeoutNowRequest{RPCHeader: h}, new(raft.TimeoutNowResponse)),
-		&raft.TimeoutNowRequest{RPCHeader: h})
-	ask.LeadershipTransfer = false
-	if err := from.RequestVote("r", "n2", &ask, &vote); err == nil || !strings.Contains(err.Error(), "the disk is full") {
-		t.Errorf("a voter that failed: %v", err)
-	}
-	<-got
-	if c := from.beats.connTo("n2"); c.last != 4 {
-		t.Errorf("%d of 4 requests travelled on the connection of all groups", c.last)
 	}
 }
 
+// Once two replicas have compared what they remember, each kind of request takes the connection of all groups, and an
+// error of raft comes back on it.
+func TestVotesShareAConnection(t *testing.T) {
+	peers := newTestNet(t, "n1", "n2")
+	from, to := peers.sharing("n1", 1, "g")["g"], peers.sharing("n2", 2, "g")["g"]
+	answered(t, to, func(rpc raft.RPC) { rpc.Respond(nil, errors.New("the disk is full")) })
+	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
+	for k := range kinds {
+		args := addressedBeat(from)
+		if k == timeoutNowKind {
+			args.Term = 0
+		}
+		sent(t, func() error {
+			shared, err := from.beats.send(from.layer, "n2", k, args, new(raft.AppendEntriesResponse), 10*time.Second)
+			if !shared || err == nil || !strings.Contains(err.Error(), "the disk is full") {
+				return fmt.Errorf("kind %d: shared %v, %w", k, shared, err)
+			}
+			return nil
+		})
+	}
+	sent(t, func() error {
+		c := from.beats.connTo("n2")
+		if c == nil {
+			return errors.New("there is no connection of all groups")
+		}
+		requests := func() uint64 {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.last
+		}
+		before := requests()
+		h := raft.RPCHeader{ID: []byte("r"), Addr: []byte("n1"), ProtocolVersion: 3}
+		_ = from.RequestVote("r", "n2", &raft.RequestVoteRequest{RPCHeader: h, Term: 9}, new(raft.RequestVoteResponse))
+		if requests() == before {
+			return errors.New("the vote took another connection")
+		}
+		return nil
+	})
+}
+
+// A late answer on a connection without any answer ends it for new requests, and after the same time for those that
+// wait on it, which may be votes of other groups.
+func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
+	peers := newTestNet(t, "n1", "n2")
+	from, to := peers.sharing("n1", 1, "hung", "g"), peers.sharing("n2", 2, "hung", "g")
+	for _, g := range []string{"hung", "g"} {
+		sent(t, func() error { return from[g].layer.Exchange(t.Context(), "n2", 10*time.Second) })
+	}
+	var first *heartbeatConn
+	sent(t, func() error {
+		if first = from["g"].beats.connTo("n2"); first == nil {
+			return errors.New("not dialled yet")
+		}
+		return nil
+	})
+	vote := make(chan error, 1)
+	go func() {
+		_, err := first.call(from["g"].layer, voteKind, addressedBeat(from["g"]), new(raft.AppendEntriesResponse),
+			time.Minute)
+		vote <- err
+	}()
+	rpc := <-to["g"].Consumer()
+	const timeout = 2 * time.Second
+	if _, err := first.call(from["hung"].layer, voteKind, addressedBeat(from["hung"]), new(raft.AppendEntriesResponse),
+		timeout); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+		t.Fatalf("a group that does not answer: %v", err)
+	}
+	rpc.Respond(&raft.RequestVoteResponse{Granted: true}, nil)
+	if err := <-vote; err != nil {
+		t.Errorf("a vote that was under way: %v", err)
+	}
+	sent(t, func() error {
+		if c := from["g"].beats.connTo("n2"); c == nil || c == first {
+			return errors.New("new requests have no other connection")
+		}
+		return nil
+	})
+}
+
 func TestHeartbeatGoldenBytes(t *testing.T) {
-	// crc, bytes after the head, id; then the kind, group g-1 and a request as in TestAppendGoldenBytes, without entries
-	for _, tc := range []struct {
-		kind             kind
-		term, index, of  uint64
-		crc, head, words string
-	}{
-		{appendKind, 5, 0, 0, "adeeba99", "0003672d31" + "913dafac",
-			"0500000000000000" + "0000000000000000" + "0000000000000000"},
-		{transferVoteKind, 6, 8, 5, "96a11d4a", "0303672d31" + "babe9457",
-			"0600000000000000" + "0800000000000000" + "0500000000000000"},
+	// crc, bytes after the head, id; then group g-1 and a request as in TestAppendGoldenBytes, without entries
+	const none = "0000000000000000"
+	const last = "0600000000000000" + "0800000000000000" + "0500000000000000"
+	for k, tc := range []struct{ crc, inner, words string }{
+		appendKind:       {"467ba8c4", "913dafac" + "00000000", "0500000000000000" + none + none},
+		preVoteKind:      {"5421c0f5", "f358e04d" + "01000000", last},
+		voteKind:         {"82bdaeff", "28727d63" + "02000000", last},
+		transferVoteKind: {"9f1b2f05", "61940979" + "03000000", last},
+		timeoutNowKind:   {"092d82c1", "680b6543" + "04000000", none + none + none},
 	} {
-		want := tc.crc + "50000000" + "0900000000000000" + tc.head + "00000000" + tc.words + "0000000000000000" +
-			"00000000" + "0b000000" + "03000000" + "00000000" + "0000000000000000" + "02007231" + "05006e31007232"
+		want := tc.crc + "4f000000" + "0900000000000000" + "03672d31" + tc.inner + tc.words + none +
+			"00000000" + "0b000000" + "03000000" + "00000000" + none + "02007231" + "05006e31007232"
 		a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
-			Addr: []byte("n1\x00r2")}, Term: tc.term, PrevLogEntry: tc.index, PrevLogTerm: tc.of}
+			Addr: []byte("n1\x00r2")}}
+		switch kind(k) {
+		case appendKind:
+			a.Term = 5
+		case preVoteKind, voteKind, transferVoteKind:
+			a.Term, a.PrevLogEntry, a.PrevLogTerm = 6, 8, 5
+		}
 		got, ok := appendHeartbeat(nil, 9, func(b []byte) ([]byte, bool) {
-			return appendHeartbeatRequest(b, tc.kind, "g-1", a)
+			return appendHeartbeatRequest(b, kind(k), "g-1", a)
 		})
 		if hex.EncodeToString(got) != want || !ok {
 			t.Errorf("request\n%x\nwant\n%s", got, want)
@@ -363,14 +442,16 @@ func TestHeartbeatRoundTrip(t *testing.T) {
 	want := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
 		Addr: []byte("n1\x00r2")}, Term: 5, PrevLogEntry: 8, PrevLogTerm: 4, LeaderCommitIndex: 8}
 	long := strings.Repeat("g", 255)
-	b, _ := appendHeartbeatRequest(nil, voteKind, long, want)
-	if k, group, got, err := parseHeartbeatRequest(b); err != nil || k != voteKind || group != long ||
+	b, _ := appendHeartbeatRequest(nil, appendKind, long, want)
+	if k, group, got, err := parseHeartbeatRequest(b); err != nil || k != appendKind || group != long ||
 		!reflect.DeepEqual(got, want) {
 		t.Errorf("read kind %d, %s, %+v (%v)", k, group, got, err)
 	}
-	b[0] = byte(kinds)
-	if _, _, _, err := parseHeartbeatRequest(b); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
-		t.Errorf("a request of an unknown kind: %v", err)
+	for _, k := range []kind{voteKind, timeoutNowKind, kinds} { // the first two have no commit index
+		b, _ := appendHeartbeatRequest(nil, k, long, want)
+		if _, _, _, err := parseHeartbeatRequest(b); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+			t.Errorf("kind %d was read: %v", k, err)
+		}
 	}
 	b, _ = appendHeartbeat(nil, 77, func(b []byte) ([]byte, bool) {
 		return appendHeartbeatRequest(b, appendKind, "shard-3", want)
@@ -459,7 +540,12 @@ func FuzzHeartbeat(f *testing.F) {
 		return appendHeartbeatRequest(b, appendKind, "g", a)
 	})
 	answer, _ := appendHeartbeat(nil, 1, answerOf(raft.RPCResponse{Response: &raft.AppendEntriesResponse{Term: 2}}))
+	vote, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) {
+		return appendHeartbeatRequest(b, voteKind, "g", &raft.AppendEntriesRequest{Term: 3, PrevLogEntry: 2,
+			PrevLogTerm: 1})
+	})
 	f.Add(request)
+	f.Add(vote)
 	f.Add(answer)
 	f.Add(request[:40])
 	long, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) {

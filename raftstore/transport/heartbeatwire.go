@@ -14,7 +14,7 @@ import (
 // Bounds of the messages on a heartbeat connection; docs/formats/peer.md is the specification.
 const (
 	heartbeatHeadBytes   = 16
-	maxHeartbeatBytes    = 2 + 255 + appendHeadBytes + maxAppendNames
+	maxHeartbeatBytes    = 1 + 255 + appendHeadBytes + maxAppendNames
 	maxHeartbeatAckBytes = 1 + 2 + maxAppendNames + appendReplyBytes + maxAppendText
 )
 
@@ -78,18 +78,17 @@ func appendHeartbeatRequest(b []byte, k kind, group string, a *raft.AppendEntrie
 	if len(group) > 255 || len(a.Entries) > 0 {
 		return b, false
 	}
-	b = append(append(b, byte(k), byte(len(group))), group...)
-	return appendRequestHead(b, a)
+	b = append(append(b, byte(len(group))), group...)
+	return appendRequestHead(b, k, a)
 }
 
 // parseHeartbeatRequest is the inverse of appendHeartbeatRequest.
 func parseHeartbeatRequest(b []byte) (k kind, group string, a *raft.AppendEntriesRequest, err error) {
-	if len(b) < 2 || len(b) < 2+int(b[1])+appendHeadBytes || kind(b[0]) >= kinds {
-		return 0, "", nil, rowraft.Errorf(rowraft.CodeCorrupt, "a heartbeat of %d bytes is too short or of an unknown kind",
-			len(b))
+	if len(b) < 1 || len(b) < 1+int(b[0])+appendHeadBytes {
+		return 0, "", nil, rowraft.Errorf(rowraft.CodeCorrupt, "a heartbeat of %d bytes is too short", len(b))
 	}
-	n := 2 + int(b[1])
-	k, group, b = kind(b[0]), string(b[2:n]), b[n:]
+	n := 1 + int(b[0])
+	group, b = string(b[1:n]), b[n:]
 	entries, names, err := parseAppendSizes(b)
 	if err != nil {
 		return 0, "", nil, err
@@ -98,14 +97,14 @@ func parseHeartbeatRequest(b []byte) (k kind, group string, a *raft.AppendEntrie
 		return 0, "", nil, rowraft.Errorf(rowraft.CodeCorrupt, "a heartbeat has %d entries, and %d bytes for %d of names",
 			entries, len(b)-appendHeadBytes, names)
 	}
-	a, err = parseAppend(b, names)
+	k, a, err = parseAppend(b, names)
 	return k, group, a, err
 }
 
 // The first byte of an answer.
 const (
 	heartbeatAnswered = 0
-	heartbeatRefused  = 1 // the group takes none on this connection
+	heartbeatRefused  = 1 // the group takes no request on this connection
 )
 
 // appendHeartbeatAnswer appends the body of an answer.
@@ -123,7 +122,7 @@ func appendHeartbeatAnswer(b []byte, a *raft.AppendEntriesResponse, failure erro
 	return append(b, marshalAppendReply(a, failure)...), true
 }
 
-// parseHeartbeatAnswer is the inverse of appendHeartbeatAnswer. answered is false if the group takes no heartbeats on
+// parseHeartbeatAnswer is the inverse of appendHeartbeatAnswer. answered is false if the group takes no requests on
 // this connection. corrupt is an error of the encoding, err is that of the follower.
 func parseHeartbeatAnswer(b []byte, a *raft.AppendEntriesResponse) (answered bool, err, corrupt error) {
 	if len(b) == 1 && b[0] == heartbeatRefused {

@@ -34,7 +34,8 @@ var ErrStopped = rowraft.Errorf(rowraft.CodeInternal, "the group has stopped")
 //   - No heartbeat fast path: a heartbeat that is handled concurrently with the main goroutine can raise the term under
 //     the leader loop, and logs diverge (#695).
 //   - No pipelining: one failed AppendEntries ends replication to a follower forever (#612).
-//   - Entries travel on their own connections (Network), and heartbeats on one that all groups share (Heartbeats).
+//   - Entries travel on their own connections (Network), and heartbeats and votes on one that all groups share
+//     (Heartbeats).
 //   - An AppendEntries that tells its follower nothing waits for news (quiet).
 //   - An AppendEntries carries at most Options.MaxRPCBytes; raft counts entries.
 //   - A follower whose machine lags delays AppendEntries before they reach raft's main goroutine, which would block

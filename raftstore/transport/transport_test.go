@@ -394,23 +394,32 @@ func TestSnapshotsAreSentAtAPace(t *testing.T) {
 	})
 }
 
-// An AppendEntries does not take raft's connections, with and without entries.
-func TestEntriesTravelOnTheirOwnConnections(t *testing.T) {
-	peers := newTestNet(t, "node-0", "node-1")
-	a, b := peers.transport("node-0", emptyReplica(false)), peers.transport("node-1", emptyReplica(false))
-	answered(t, b, func(rpc raft.RPC) { rpc.Respond(&raft.AppendEntriesResponse{Success: true}, nil) })
-	for _, entries := range [][]*raft.Log{nil, {sealedEntry(t, 1, 1, []byte("x"))}} {
-		sent(t, func() error {
-			return a.AppendEntries("r", "node-1", &raft.AppendEntriesRequest{
-				RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}, Term: 1,
-				Entries: entries,
-			}, &raft.AppendEntriesResponse{})
-		})
+// Requests of a group that cannot share a connection do not take raft's connections.
+func TestRequestsTravelOnEntryConnections(t *testing.T) {
+	h := raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}
+	for _, send := range []func(*Transport) error{
+		func(a *Transport) error {
+			return a.AppendEntries("r", "node-1", &raft.AppendEntriesRequest{RPCHeader: h, Term: 1},
+				&raft.AppendEntriesResponse{})
+		},
+		func(a *Transport) error {
+			return a.AppendEntries("r", "node-1", &raft.AppendEntriesRequest{RPCHeader: h, Term: 1,
+				Entries: []*raft.Log{sealedEntry(t, 1, 1, []byte("x"))}}, &raft.AppendEntriesResponse{})
+		},
+		func(a *Transport) error {
+			return a.TimeoutNow("r", "node-1", &raft.TimeoutNowRequest{RPCHeader: h},
+				new(raft.TimeoutNowResponse))
+		},
+	} {
+		peers := newTestNet(t, "node-0", "node-1")
+		a, b := peers.transport("node-0", emptyReplica(false)), peers.transport("node-1", emptyReplica(false))
+		answered(t, b, func(rpc raft.RPC) { rpc.Respond(&raft.AppendEntriesResponse{Success: true}, nil) })
+		sent(t, func() error { return send(a) })
 		a.net.mu.Lock()
 		got := len(a.net.idle["node-1"])
 		a.net.mu.Unlock()
 		if got != 1 {
-			t.Errorf("%d entry connections are open after a message with %d entries, want 1", got, len(entries))
+			t.Errorf("%d entry connections are open after a request, want 1", got)
 		}
 	}
 }

@@ -1,8 +1,12 @@
 package transport
 
-import "github.com/hashicorp/raft"
+import (
+	"github.com/hashicorp/raft"
 
-// kind is that of a request on a heartbeat connection. A request that is no AppendEntries has the form of one, with the
+	"github.com/rowraft/rowraft"
+)
+
+// kind is that of a request. One that is no AppendEntries has the form of an AppendEntries without entries, with the
 // last entry of its sender as the previous entry.
 type kind byte
 
@@ -14,6 +18,15 @@ const (
 	timeoutNowKind
 	kinds
 )
+
+// check refuses a request with a field that its kind does not have.
+func (k kind) check(a *raft.AppendEntriesRequest) error {
+	if k != appendKind && a.LeaderCommitIndex != 0 ||
+		k == timeoutNowKind && (a.Term != 0 || a.PrevLogEntry != 0 || a.PrevLogTerm != 0) {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "a message of kind %d has a field of another kind", k)
+	}
+	return nil
+}
 
 // command returns what raft receives of a request.
 func (k kind) command(a *raft.AppendEntriesRequest) any {
@@ -49,7 +62,7 @@ func reply(response any) *raft.AppendEntriesResponse {
 func (t *Network) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest,
 	resp *raft.RequestPreVoteResponse) error {
 	var r raft.AppendEntriesResponse
-	sent, err := t.share(target, preVoteKind, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader, Term: args.Term,
+	sent, err := t.send(target, preVoteKind, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader, Term: args.Term,
 		PrevLogEntry: args.LastLogIndex, PrevLogTerm: args.LastLogTerm}, &r)
 	if !sent {
 		return t.NetworkTransport.RequestPreVote(id, target, args, resp)
@@ -65,7 +78,7 @@ func (t *Network) RequestVote(id raft.ServerID, target raft.ServerAddress, args 
 		k = transferVoteKind
 	}
 	var r raft.AppendEntriesResponse
-	sent, err := t.share(target, k, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader, Term: args.Term,
+	sent, err := t.send(target, k, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader, Term: args.Term,
 		PrevLogEntry: args.LastLogIndex, PrevLogTerm: args.LastLogTerm}, &r)
 	if !sent {
 		return t.NetworkTransport.RequestVote(id, target, args, resp)
@@ -77,7 +90,7 @@ func (t *Network) RequestVote(id raft.ServerID, target raft.ServerAddress, args 
 func (t *Network) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest,
 	resp *raft.TimeoutNowResponse) error {
 	var r raft.AppendEntriesResponse
-	sent, err := t.share(target, timeoutNowKind, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader}, &r)
+	sent, err := t.send(target, timeoutNowKind, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader}, &r)
 	if !sent {
 		return t.NetworkTransport.TimeoutNow(id, target, args, resp)
 	}
