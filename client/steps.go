@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client/wave"
@@ -23,6 +24,9 @@ type JobOptions struct {
 	Generation  rowraft.Generation
 	Rank        rowraft.Rank
 	Incarnation rowraft.Incarnation // the worker's, not that of the client's session
+	// Patience is how long PushStep waits for a shard that does not answer; 0: until its context ends. A shard that waits
+	// for other workers says so twice a second, so the wait for them has no limit.
+	Patience time.Duration
 }
 
 // Job is one worker's side of synchronous training. Safe for concurrent use, but a worker pushes one step
@@ -81,14 +85,15 @@ type StepResult struct {
 // PushStep pushes the gradients of all segments for a step. It returns when the step is closed in every
 // shard: either the shard applied the mean of all contributors, or it closed the step without this worker.
 // Each shard gets a message, even if it is empty. PushStep resends the messages to the current leaders
-// until the outcome is known. If ctx ends first, the outcome is unknown, and the caller can call PushStep
-// again with the same gradients. read are the positions in the data that the gradients cover.
+// until the outcome is known. If ctx ends first, or a shard has not answered for JobOptions.Patience, the
+// outcome is unknown, and the caller can call PushStep again with the same gradients. read are the positions
+// in the data that the gradients cover.
 //
 // If the job has a newer generation that includes the worker, PushStep resends under that generation.
 //
 // Errors: *rowraft.RestoredError if a checkpoint was restored meanwhile; CodeNotMember if the worker is no
 // longer a member, or a later incarnation of it exists; CodeNotFound if the job has ended;
-// CodeInvalidArgument; CodeTableNotFound; CodeDeadline when ctx ends.
+// CodeInvalidArgument; CodeTableNotFound; CodeDeadline when ctx or the patience ends.
 func (j *Job) PushStep(ctx context.Context, step rowraft.Step, read []rowraft.Position,
 	segs ...Segment) (StepResult, error) {
 	return j.pushStep(ctx, step, false, read, segs)
@@ -124,8 +129,8 @@ func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read [
 
 // pushAll sends the batches to their shards concurrently.
 func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*stepBatch) (StepResult, error) {
-	ctx, cancel := context.WithCancel(caller)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(caller)
+	defer cancel(nil)
 	var wg sync.WaitGroup
 	tries := wave.New(j.c.ctx, j.c.spawn, &wave.Steps, len(batches))
 	for i, p := range batches {
@@ -136,19 +141,17 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*step
 		wg.Go(func() {
 			defer p.first.Skip()
 			if p.err = p.push(ctx); p.err != nil {
-				cancel() // the others may wait for a step that will not close now
+				cancel(p.err) // the others may wait for a step that will not close now
 			}
 		})
 	}
 	wg.Wait()
 	result := StepResult{Next: step + 1, Index: make(map[rowraft.ShardID]rowraft.Index)}
-	var first error
+	var failed bool
 	for _, p := range batches {
 		switch {
 		case p.err != nil:
-			if first == nil || rowraft.CodeOf(first).Retryable() { // it may come from cancel
-				first = p.err
-			}
+			failed = true
 		case p.late == nil:
 			result.Index[p.shard] = p.index
 		default:
@@ -160,14 +163,15 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*step
 			}
 		}
 	}
-	if caller.Err() != nil && first != nil {
+	first := context.Cause(ctx) // the error of the first batch that failed, or of caller
+	switch {
+	case !failed:
+		return result, nil
+	case caller.Err() != nil:
 		return StepResult{}, rowraft.Errorf(rowraft.CodeDeadline, "push of step %d: the outcome is not known: %w", step,
 			first)
 	}
-	if first != nil {
-		return StepResult{}, fmt.Errorf("push of step %d: %w", step, first)
-	}
-	return result, nil
+	return StepResult{}, fmt.Errorf("push of step %d: %w", step, first)
 }
 
 // stepBatch is a worker's gradients of a step for one shard.
@@ -185,12 +189,31 @@ type stepBatch struct {
 	err   error
 }
 
-// push sends b until its outcome is known.
-func (b *stepBatch) push(ctx context.Context) error {
+// push sends b until its outcome is known, or the shard has not answered for the patience of the job.
+func (b *stepBatch) push(caller context.Context) error {
+	ctx, cancel := context.WithCancel(caller)
+	defer cancel()
+	answered := func() {}
+	if d := b.j.opts.Patience; d > 0 {
+		silence := time.AfterFunc(d, cancel)
+		defer silence.Stop()
+		answered = func() { silence.Reset(d) }
+	}
+	err := b.pushUntilKnown(ctx, answered)
+	if err != nil && ctx.Err() != nil && caller.Err() == nil {
+		return rowraft.Errorf(rowraft.CodeDeadline, "shard %d: no answer within %v, so the outcome is not known: %w", b.shard,
+			b.j.opts.Patience, err)
+	}
+	return err
+}
+
+// pushUntilKnown is push without its limit. It calls answered each time the shard has said that the step is open.
+func (b *stepBatch) pushUntilKnown(ctx context.Context, answered func()) error {
 	var backoff route.Backoff
 	for {
 		outcome, err := b.send(ctx)
 		for err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_HELD {
+			answered()
 			outcome, err = b.call(ctx, len(b.fragments)-1, true)
 		}
 		if err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -128,6 +129,45 @@ func TestAStepIsPushedUntilItIsKnown(t *testing.T) {
 	}
 	if home != j.c.Map().ShardOf(clustermap.JobSlot(testJob, rowraft.DefaultSlots)) {
 		t.Errorf("the clock shard is %d", home)
+	}
+}
+
+// TestPatienceIsForSilence: a shard that says that the step is open may do so for longer than the patience of the job;
+// one that does not answer may not.
+func TestPatienceIsForSilence(t *testing.T) {
+	t.Parallel()
+	push := func(patience time.Duration, answer func(context.Context, *rowraftv1.PushStepRequest) (
+		*rowraftv1.PushStepReply, error)) error {
+		s := &fakeServer{step: answer}
+		s.serve(t, 2)
+		c, _ := s.dial(t, nil)
+		j, err := c.Job(JobOptions{ID: testJob, Generation: 3, Rank: 1, Incarnation: 2, Patience: patience})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = j.PushStep(t.Context(), 5, nil)
+		return err
+	}
+	const patience = 3 * time.Second
+	begun := time.Now()
+	open := &fakeSteps{answers: map[uint32][]stepReply{0: {{outcome: held}}, 1: {{outcome: held}}}}
+	if err := push(patience, func(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply,
+		error) {
+		if time.Since(begun) > patience+patience/2 {
+			return &rowraftv1.PushStepReply{Outcome: applied, AppliedIndex: 7}, nil
+		}
+		time.Sleep(patience / 20) //tidy:allow sleep the hold of a leader
+		return open.answer(ctx, req)
+	}); err != nil {
+		t.Errorf("a step that was open for longer than the patience: %v", err)
+	}
+	err := push(100*time.Millisecond, func(ctx context.Context, _ *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply,
+		error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	if rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "no answer within 100ms") {
+		t.Errorf("a shard that does not answer: %v", err)
 	}
 }
 

@@ -113,7 +113,7 @@ func (m *Membership) Join(ctx context.Context, tables StepTables) (step int64, e
 	me := m.member
 	err = tables.Join(client.JobOptions{
 		ID: rowraft.JobID(me.Run()), Generation: rowraft.Generation(m.newest.Generation),
-		Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(),
+		Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(), Patience: m.Patience,
 	})
 	m.joined = tables
 	return m.newest.FirstStep, err

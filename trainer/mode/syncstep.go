@@ -122,8 +122,8 @@ func (m *SyncStep) Step() int64 {
 // pushStep pushes gradients, or reports that this trainer has nothing to read.
 func (m *SyncStep) pushStep(ctx context.Context, step int64, idle bool, read []rowraft.Position,
 	segs []tables.Segment) (r tables.StepResult, err error) {
-	ctx, cancel := context.WithTimeout(ctx, m.Patience)
-	defer cancel()
+	// The patience is that of the tables (client.JobOptions): the wait for other trainers does not count, because one of
+	// them may be scoring.
 	if idle {
 		r, err = m.Stepper.PushIdle(ctx, step, read)
 	} else {
