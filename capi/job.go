@@ -229,7 +229,7 @@ func (j *job) open(ctx context.Context, s *session) (ids []rowraft.TableID, err 
 	}
 	stepper := tables.Stepper(j.tables)
 	if q.Workers == 1 {
-		stepper = tables.ForOneTrainer(j.tables)
+		stepper = tables.ForOneTrainer(j.tables, o.Patience)
 	}
 	switch q.Mode {
 	case "async":
@@ -266,7 +266,8 @@ func (j *job) begin(saved *member.Saved) error {
 // register makes the worker take part in checkpoints.
 func (j *job) register(ctx context.Context, s *session, saved *member.Saved, ids []rowraft.TableID) error {
 	q := &j.conf
-	j.ms = member.New(member.Options{Job: q.Job, Rank: q.Rank, Trainers: q.Workers, Patience: seconds(q.Gather),
+	j.ms = member.New(member.Options{
+		Job: q.Job, Rank: q.Rank, Trainers: q.Workers, Patience: seconds(q.Gather), PushPatience: seconds(q.Patience),
 		Lease: seconds(q.Lease), Note: func(string, ...any) {}, Reached: func() []jobs.SplitReached { return nil },
 	}, s.client, j.member)
 	a := jobs.Registration{

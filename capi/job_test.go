@@ -34,7 +34,8 @@ func localJob(t *testing.T, q enterRequest) (*job, rowraft.TableID) {
 	o := mode.Options{Tables: local, Run: &j.run, Patience: time.Minute}
 	if j.mode = mode.NewAsync(o); q.Mode == "sync" {
 		j.pauses.SetPace(1)
-		j.mode = mode.NewSyncStep(o, mode.StepOptions{Stepper: tables.ForOneTrainer(local), Pauses: j.pauses, Strict: true,
+		j.mode = mode.NewSyncStep(o, mode.StepOptions{
+			Stepper: tables.ForOneTrainer(local, time.Minute), Pauses: j.pauses, Strict: true,
 			PushAgain: true, SetRates: func([]tables.Segment, int64) {}})
 	}
 	j.mode.Begin(0, 0)

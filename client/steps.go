@@ -24,8 +24,8 @@ type JobOptions struct {
 	Generation  rowraft.Generation
 	Rank        rowraft.Rank
 	Incarnation rowraft.Incarnation // the worker's, not that of the client's session
-	// Patience is how long PushStep waits for a shard that does not answer; 0: until its context ends. A shard that waits
-	// for other workers says so twice a second, so the wait for them has no limit.
+	// Patience is how long PushStep waits for a shard; 0: until its context ends. The wait for other workers does not
+	// count: a shard says at least twice a second that it waits for some.
 	Patience time.Duration
 }
 
@@ -85,9 +85,9 @@ type StepResult struct {
 // PushStep pushes the gradients of all segments for a step. It returns when the step is closed in every
 // shard: either the shard applied the mean of all contributors, or it closed the step without this worker.
 // Each shard gets a message, even if it is empty. PushStep resends the messages to the current leaders
-// until the outcome is known. If ctx ends first, or a shard has not answered for JobOptions.Patience, the
-// outcome is unknown, and the caller can call PushStep again with the same gradients. read are the positions
-// in the data that the gradients cover.
+// until the outcome is known. If ctx or JobOptions.Patience ends first, the outcome is unknown, and the
+// caller can call PushStep again with the same gradients. read are the positions in the data that the
+// gradients cover.
 //
 // If the job has a newer generation that includes the worker, PushStep resends under that generation.
 //
@@ -147,11 +147,13 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*step
 	}
 	wg.Wait()
 	result := StepResult{Next: step + 1, Index: make(map[rowraft.ShardID]rowraft.Index)}
-	var failed bool
+	var first error // the one that ended the others, if caller has not
 	for _, p := range batches {
 		switch {
 		case p.err != nil:
-			failed = true
+			if first == nil || p.err == context.Cause(ctx) {
+				first = p.err
+			}
 		case p.late == nil:
 			result.Index[p.shard] = p.index
 		default:
@@ -163,9 +165,8 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*step
 			}
 		}
 	}
-	first := context.Cause(ctx) // the error of the first batch that failed, or of caller
 	switch {
-	case !failed:
+	case first == nil:
 		return result, nil
 	case caller.Err() != nil:
 		return StepResult{}, rowraft.Errorf(rowraft.CodeDeadline, "push of step %d: the outcome is not known: %w", step,
@@ -184,36 +185,40 @@ type stepBatch struct {
 	read      []rowraft.Position
 	first     *wave.Try[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]
 
+	waitingFor uint64 // workers for which the shard waits, by its last answer
+
 	index rowraft.Index            // at which the step is visible in the shard
 	late  *rowraft.StepClosedError // the shard closed the step without this batch
 	err   error
 }
 
-// push sends b until its outcome is known, or the shard has not answered for the patience of the job.
+// push sends b until its outcome is known, or the patience of the job ends.
 func (b *stepBatch) push(caller context.Context) error {
 	ctx, cancel := context.WithCancel(caller)
 	defer cancel()
-	answered := func() {}
+	waits := func() {}
 	if d := b.j.opts.Patience; d > 0 {
-		silence := time.AfterFunc(d, cancel)
-		defer silence.Stop()
-		answered = func() { silence.Reset(d) }
+		end := time.AfterFunc(d, cancel)
+		defer end.Stop()
+		waits = func() { end.Reset(d) }
 	}
-	err := b.pushUntilKnown(ctx, answered)
-	if err != nil && ctx.Err() != nil && caller.Err() == nil {
-		return rowraft.Errorf(rowraft.CodeDeadline, "shard %d: no answer within %v, so the outcome is not known: %w", b.shard,
-			b.j.opts.Patience, err)
+	err := b.pushUntilKnown(ctx, waits)
+	if err != nil && ctx.Err() != nil && caller.Err() == nil && rowraft.CodeOf(err).Retryable() {
+		return rowraft.Errorf(rowraft.CodeDeadline, "shard %d: no result within %v, so the outcome is not known: %w",
+			b.shard, b.j.opts.Patience, err)
 	}
 	return err
 }
 
-// pushUntilKnown is push without its limit. It calls answered each time the shard has said that the step is open.
-func (b *stepBatch) pushUntilKnown(ctx context.Context, answered func()) error {
+// pushUntilKnown is push without its limit. It calls waits each time the shard has said that it waits for others.
+func (b *stepBatch) pushUntilKnown(ctx context.Context, waits func()) error {
 	var backoff route.Backoff
 	for {
 		outcome, err := b.send(ctx)
 		for err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_HELD {
-			answered()
+			if b.waitingFor > 0 {
+				waits()
+			}
 			outcome, err = b.call(ctx, len(b.fragments)-1, true)
 		}
 		if err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED {
@@ -281,6 +286,7 @@ func (b *stepBatch) call(ctx context.Context, fragment int, probe bool) (outcome
 		return c.router.try(ctx, b.shard, at, func(ctx context.Context, stub stub) error {
 			reply, err := wave.Steps.Send(ctx, b.first, stub, req)
 			outcome, b.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
+			b.waitingFor = reply.GetWaitingFor()
 			b.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
 			return c.cluster.retryUntilTableKnown(err, req.Payload)
 		})

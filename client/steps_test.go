@@ -132,9 +132,9 @@ func TestAStepIsPushedUntilItIsKnown(t *testing.T) {
 	}
 }
 
-// TestPatienceIsForSilence: a shard that says that the step is open may do so for longer than the patience of the job;
-// one that does not answer may not.
-func TestPatienceIsForSilence(t *testing.T) {
+// TestPatienceDoesNotCountOtherWorkers: a shard that waits for other workers may do so for longer than the patience of
+// the job. One that does not answer may not, and neither may one that waits for none.
+func TestPatienceDoesNotCountOtherWorkers(t *testing.T) {
 	t.Parallel()
 	push := func(patience time.Duration, answer func(context.Context, *rowraftv1.PushStepRequest) (
 		*rowraftv1.PushStepReply, error)) error {
@@ -150,24 +150,32 @@ func TestPatienceIsForSilence(t *testing.T) {
 	}
 	const patience = 3 * time.Second
 	begun := time.Now()
-	open := &fakeSteps{answers: map[uint32][]stepReply{0: {{outcome: held}}, 1: {{outcome: held}}}}
-	if err := push(patience, func(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply,
+	if err := push(patience, func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply,
 		error) {
 		if time.Since(begun) > patience+patience/2 {
 			return &rowraftv1.PushStepReply{Outcome: applied, AppliedIndex: 7}, nil
 		}
 		time.Sleep(patience / 20) //tidy:allow sleep the hold of a leader
-		return open.answer(ctx, req)
+		return &rowraftv1.PushStepReply{Outcome: held, WaitingFor: 1}, nil
 	}); err != nil {
 		t.Errorf("a step that was open for longer than the patience: %v", err)
 	}
-	err := push(100*time.Millisecond, func(ctx context.Context, _ *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply,
-		error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	})
-	if rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "no answer within 100ms") {
-		t.Errorf("a shard that does not answer: %v", err)
+	for name, answer := range map[string]func(context.Context) (*rowraftv1.PushStepReply, error){
+		"does not answer": func(ctx context.Context) (*rowraftv1.PushStepReply, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+		"waits for no worker": func(context.Context) (*rowraftv1.PushStepReply, error) {
+			return &rowraftv1.PushStepReply{Outcome: held}, nil
+		},
+	} {
+		err := push(100*time.Millisecond, func(ctx context.Context, _ *rowraftv1.PushStepRequest) (
+			*rowraftv1.PushStepReply, error) {
+			return answer(ctx)
+		})
+		if rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "no result within 100ms") {
+			t.Errorf("a shard that %s: %v", name, err)
+		}
 	}
 }
 

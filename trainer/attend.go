@@ -72,7 +72,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 	defer cancel(nil)
 	ms := member.New(member.Options{
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Patience: j.cfg.Patience, Lease: j.cfg.lease(),
-		Checkpoint: j.cfg.Checkpoint, Note: j.report.Note, Reached: j.splits.Reached,
+		PushPatience: j.cfg.Patience,
+		Checkpoint:   j.cfg.Checkpoint, Note: j.report.Note, Reached: j.splits.Reached,
 	}, c, j.cfg.member)
 	at, err := j.attend(ctx, s, func(reason string) { cancel(&jobStopped{reason}) }, ms.Update)
 	if err != nil {

@@ -52,7 +52,7 @@ type Config struct {
 	Threads  int               `yaml:"threads"`  // each computes a slice of a batch; gradients are summed in order
 	Epochs   int               `yaml:"epochs"`   // passes over the examples; default 1, or no bound if steps is set
 	Steps    int64             `yaml:"steps"`    // batches of this trainer; 0: as epochs implies
-	Patience time.Duration     `yaml:"patience"` // how long one pull or push may take before the run fails
+	Patience time.Duration     `yaml:"patience"` // how long one pull or push may take, other trainers apart
 	Reads    tables.ReadConfig `yaml:"reads"`
 	Cache    copies.Config     `yaml:"cache"`
 

@@ -36,7 +36,7 @@ func (j *Job) newSyncMode() (syncMode, error) {
 				"use a cluster or trainers: 1", j.cfg.Mode, j.cfg.Trainers)
 		}
 		if !ok {
-			stepper = tables.ForOneTrainer(j.tables)
+			stepper = tables.ForOneTrainer(j.tables, o.Patience)
 		}
 		if j.cfg.Mode == SSP {
 			return mode.NewSSP(o, mode.SSPOptions{

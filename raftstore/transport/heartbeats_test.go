@@ -10,7 +10,9 @@ import (
 	"hash/crc32"
 	"io"
 	"log/slog"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -270,10 +272,12 @@ func TestVotesAndTheirAnswers(t *testing.T) {
 		timeoutNowKind: &raft.TimeoutNowRequest{RPCHeader: h},
 	}
 	answer := raft.RPCHeader{ProtocolVersion: 3, Addr: []byte("n2\x00\x00g")}
-	var want atomic.Pointer[any]
 	answered(t, to, func(rpc raft.RPC) {
-		if !reflect.DeepEqual(rpc.Command, *want.Load()) {
-			t.Errorf("raft received %+v, want %+v", rpc.Command, *want.Load())
+		// A request that was sent twice may arrive late.
+		if !slices.ContainsFunc(slices.Collect(maps.Values(asked)), func(cmd any) bool {
+			return reflect.DeepEqual(rpc.Command, cmd)
+		}) {
+			t.Errorf("raft received %+v", rpc.Command)
 		}
 		switch cmd := rpc.Command.(type) {
 		case *raft.RequestPreVoteRequest:
@@ -289,7 +293,6 @@ func TestVotesAndTheirAnswers(t *testing.T) {
 			sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
 		}
 		for k, cmd := range asked {
-			want.Store(&cmd)
 			var got, expect any
 			switch cmd := cmd.(type) {
 			case *raft.RequestPreVoteRequest:
@@ -355,6 +358,7 @@ func TestVotesShareAConnection(t *testing.T) {
 // A late answer on a connection without any answer ends it for new requests, and after the same time for those that
 // wait on it, which may be votes of other groups.
 func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
+	t.Parallel()
 	peers := newTestNet(t, "n1", "n2")
 	from, to := peers.sharing("n1", 1, "hung", "g"), peers.sharing("n2", 2, "hung", "g")
 	for _, g := range []string{"hung", "g"} {
@@ -374,7 +378,7 @@ func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
 		vote <- err
 	}()
 	rpc := <-to["g"].Consumer()
-	const timeout = 2 * time.Second
+	const timeout = 5 * time.Second
 	if _, err := first.call(from["hung"].layer, voteKind, addressedBeat(from["hung"]), new(raft.AppendEntriesResponse),
 		timeout); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 		t.Fatalf("a group that does not answer: %v", err)

@@ -51,6 +51,7 @@ type Options struct {
 	Job             string
 	Rank, Trainers  int
 	Patience, Lease time.Duration
+	PushPatience    time.Duration // how long a shard may leave a push of a step unanswered; 0: as long as it wants
 	Checkpoint      CheckpointConfig
 	Note            func(format string, args ...any) // reports a text for people
 	Reached         func() []jobs.SplitReached       // how far the trainer is in its splits
@@ -113,7 +114,7 @@ func (m *Membership) Join(ctx context.Context, tables StepTables) (step int64, e
 	me := m.member
 	err = tables.Join(client.JobOptions{
 		ID: rowraft.JobID(me.Run()), Generation: rowraft.Generation(m.newest.Generation),
-		Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(), Patience: m.Patience,
+		Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(), Patience: m.PushPatience,
 	})
 	m.joined = tables
 	return m.newest.FirstStep, err

@@ -75,7 +75,7 @@ var ErrBoundary = errors.New("the loop may stop here")
 type Options struct {
 	Tables   tables.Tables
 	Run      Run
-	Patience time.Duration // how long one push, or a round, may take
+	Patience time.Duration // how long one push, or a round, may take; not a push of mode sync
 }
 
 // Async is mode async: every batch is a push of its own, and no trainer waits for another.

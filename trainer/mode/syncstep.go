@@ -122,8 +122,7 @@ func (m *SyncStep) Step() int64 {
 // pushStep pushes gradients, or reports that this trainer has nothing to read.
 func (m *SyncStep) pushStep(ctx context.Context, step int64, idle bool, read []rowraft.Position,
 	segs []tables.Segment) (r tables.StepResult, err error) {
-	// The patience is that of the tables (client.JobOptions): the wait for other trainers does not count, because one of
-	// them may be scoring.
+	// The Stepper has a patience of its own: the wait for other trainers does not count, because one may be scoring.
 	if idle {
 		r, err = m.Stepper.PushIdle(ctx, step, read)
 	} else {

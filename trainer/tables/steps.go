@@ -3,6 +3,7 @@ package tables
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -123,14 +124,19 @@ func (c *Cluster) WaitClock(ctx context.Context, atLeast uint64) (uint64, error)
 	return job.WaitClock(ctx, atLeast)
 }
 
-// ForOneTrainer returns t as the Stepper of a job with one trainer.
-func ForOneTrainer(t Tables) Stepper { return onlyTrainer{t} }
+// ForOneTrainer returns t as the Stepper of a job with one trainer. A push may take as long as the patience.
+func ForOneTrainer(t Tables, patience time.Duration) Stepper { return onlyTrainer{t, patience} }
 
 // onlyTrainer is a Stepper for the only trainer of a job, which waits for no other.
-type onlyTrainer struct{ Tables }
+type onlyTrainer struct {
+	Tables
+	patience time.Duration
+}
 
 func (a onlyTrainer) PushStep(ctx context.Context, step int64, _ []rowraft.Position,
 	segs []Segment) (StepResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.patience)
+	defer cancel()
 	return StepResult{Next: step + 1}, a.Push(ctx, segs)
 }
 
