@@ -42,7 +42,7 @@ def test_the_script(tmp_path):
                 assert p.poll() is None, p.stdout.read()
                 time.sleep(0.1)
             while p.poll() is None:
-                time.sleep(2)
+                time.sleep(0.5)
                 leaders = [s.name for s in ps.servers() if s.leads]
                 if leaders and p.poll() is None:
                     cluster.kill(leaders[kills % len(leaders)])
