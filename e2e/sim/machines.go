@@ -79,10 +79,11 @@ func (l *life) hits() (sum int) {
 // MayEnd says that the present life of a server may end by itself.
 func (c *Cluster) MayEnd(name string) { c.server(name).current().told.Store(true) }
 
-// ExitCode is what a server's last life has ended with: 1 if by itself, −1 if it
+// ExitCode is what a server's last life has ended with: 1 if by itself, also while it started, −1 if it
 // runs or was killed.
 func (c *Cluster) ExitCode(name string) int {
-	if c.server(name).current().failed.Load() {
+	l := c.server(name).current()
+	if l.failed.Load() || l.hasEnded() && !l.over.Load() && l.err != nil {
 		return 1
 	}
 	return -1
