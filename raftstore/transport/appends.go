@@ -198,11 +198,7 @@ func (t *Transport) serveAppends(c net.Conn) {
 		}
 		select {
 		case a := <-answer:
-			resp := reply(a.Response)
-			if resp == nil && a.Error == nil {
-				a.Error = ErrStopped
-			}
-			if _, err := c.Write(marshalAppendReply(resp, a.Error)); err != nil {
+			if _, err := c.Write(marshalAppendReply(reply(a))); err != nil {
 				return
 			}
 		case <-t.stop:

@@ -380,10 +380,7 @@ func (r *receivedHeartbeat) finish(out *gatheredWriter) {
 
 // answerOf returns the function that appends an answer of raft.
 func answerOf(a raft.RPCResponse) func([]byte) ([]byte, bool) {
-	resp, err := reply(a.Response), a.Error
-	if resp == nil && err == nil {
-		err = ErrStopped
-	}
+	resp, err := reply(a)
 	return func(b []byte) ([]byte, bool) { return appendHeartbeatAnswer(b, resp, err) }
 }
 

@@ -43,27 +43,28 @@ func (k kind) command(a *raft.AppendEntriesRequest) any {
 	return a
 }
 
-// reply returns an answer of raft in the form of that to an AppendEntries; nil: there is none.
-func reply(response any) *raft.AppendEntriesResponse {
-	switch r := response.(type) {
+// reply returns an answer of raft in the form of that to an AppendEntries, or why there is none.
+func reply(a raft.RPCResponse) (resp *raft.AppendEntriesResponse, err error) {
+	switch r := a.Response.(type) {
 	case *raft.AppendEntriesResponse:
-		return r
+		resp = r
 	case *raft.RequestPreVoteResponse:
-		return &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader, Term: r.Term, Success: r.Granted}
+		resp = &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader, Term: r.Term, Success: r.Granted}
 	case *raft.RequestVoteResponse:
-		return &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader, Term: r.Term, Success: r.Granted}
+		resp = &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader, Term: r.Term, Success: r.Granted}
 	case *raft.TimeoutNowResponse:
-		return &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader}
+		resp = &raft.AppendEntriesResponse{RPCHeader: r.RPCHeader}
 	}
-	return nil
+	if err = a.Error; err == nil && resp == nil {
+		err = ErrStopped
+	}
+	return resp, err
 }
 
 // RequestPreVote is not part of raft.Transport.
 func (t *Network) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest,
 	resp *raft.RequestPreVoteResponse) error {
-	var r raft.AppendEntriesResponse
-	sent, err := t.send(target, preVoteKind, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader, Term: args.Term,
-		PrevLogEntry: args.LastLogIndex, PrevLogTerm: args.LastLogTerm}, &r)
+	r, sent, err := t.ask(target, preVoteKind, args.RPCHeader, args.Term, args.LastLogIndex, args.LastLogTerm)
 	if !sent {
 		return t.NetworkTransport.RequestPreVote(id, target, args, resp)
 	}
@@ -77,9 +78,7 @@ func (t *Network) RequestVote(id raft.ServerID, target raft.ServerAddress, args 
 	if args.LeadershipTransfer {
 		k = transferVoteKind
 	}
-	var r raft.AppendEntriesResponse
-	sent, err := t.send(target, k, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader, Term: args.Term,
-		PrevLogEntry: args.LastLogIndex, PrevLogTerm: args.LastLogTerm}, &r)
+	r, sent, err := t.ask(target, k, args.RPCHeader, args.Term, args.LastLogIndex, args.LastLogTerm)
 	if !sent {
 		return t.NetworkTransport.RequestVote(id, target, args, resp)
 	}
@@ -89,11 +88,18 @@ func (t *Network) RequestVote(id raft.ServerID, target raft.ServerAddress, args 
 
 func (t *Network) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest,
 	resp *raft.TimeoutNowResponse) error {
-	var r raft.AppendEntriesResponse
-	sent, err := t.send(target, timeoutNowKind, &raft.AppendEntriesRequest{RPCHeader: args.RPCHeader}, &r)
+	r, sent, err := t.ask(target, timeoutNowKind, args.RPCHeader, 0, 0, 0)
 	if !sent {
 		return t.NetworkTransport.TimeoutNow(id, target, args, resp)
 	}
 	*resp = raft.TimeoutNowResponse{RPCHeader: r.RPCHeader}
 	return err
+}
+
+// ask sends a request that is no AppendEntries. index and logTerm are those of the last entry.
+func (t *Network) ask(target raft.ServerAddress, k kind, h raft.RPCHeader, term, index, logTerm uint64) (
+	r raft.AppendEntriesResponse, sent bool, err error) {
+	sent, err = t.send(target, k, &raft.AppendEntriesRequest{RPCHeader: h, Term: term, PrevLogEntry: index,
+		PrevLogTerm: logTerm}, &r)
+	return r, sent, err
 }
