@@ -71,7 +71,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 	n.heartbeat.Store(int64(heartbeat))
 	n.layer = g.store.port.Layer(g.cfg.ID, &g.rollback)
 	to := transport.Options{MaxRPCBytes: o.MaxRPCBytes, MaxEntryBytes: int64(o.MaxEntryBytes), Pace: g.store.pace,
-		Heartbeats: g.store.heartbeats, Logger: g.log}
+		Shared: g.store.shared, Logger: g.log}
 	if wrap := o.hooks.wrapTransport; wrap != nil {
 		to.Wrap = func(t raft.Transport) raft.Transport { return wrap(g.cfg.ID, t) }
 	}

@@ -38,9 +38,9 @@ type Store struct {
 
 	port *peer.Port
 	logs *logstore.Shared
-	// heartbeats carries those of all groups.
-	heartbeats *transport.Heartbeats
-	rows       *raftlog.Shared // the entries of all groups with backend Row
+	// shared carries the messages of all groups.
+	shared *transport.Shared
+	rows   *raftlog.Shared // the entries of all groups with backend Row
 
 	// starts are those of the data directory. An atomic, because peers ask for them while mu may be held for a write.
 	starts    atomic.Pointer[registry.Starts]
@@ -130,7 +130,7 @@ func Open(opts Options) (*Store, error) {
 		Cluster: opts.Cluster, Node: opts.Node, Listener: opts.Listener, DialTLS: opts.DialTLS, Dial: opts.Dial,
 		Resolve: opts.Resolve, DialTimeout: opts.DialTimeout, Logger: opts.Logger,
 	}, s.marks)
-	s.heartbeats = transport.NewHeartbeats(s.port.Layer(peer.ServerGroup, serverMember{s}), opts.Logger)
+	s.shared = transport.NewShared(s.port.Layer(peer.ServerGroup, serverMember{s}), opts.Logger)
 	s.wg.Go(s.watchDisk)
 	s.wg.Go(s.compactRows)
 	s.wg.Go(func() { s.timers.Run(s.stop) })
@@ -439,7 +439,7 @@ func (s *Store) Close() error {
 	}
 	wg.Wait()
 	close(s.stop)
-	s.heartbeats.Close()
+	s.shared.Close()
 	errs[len(groups)] = s.port.Close()
 	s.wg.Wait()
 	probed, cancel := context.WithTimeout(context.Background(), shutdownLimit)

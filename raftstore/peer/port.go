@@ -278,7 +278,7 @@ func (p *Port) admit(pre *preamble) (*Layer, statusCode, error) {
 			p.opts.Cluster, pre.cluster)
 	case pre.to != p.opts.Node:
 		return nil, statusWrongNode, fmt.Errorf("this is server %s, the connection is for server %s", p.opts.Node, pre.to)
-	case (pre.group == ServerGroup) != (pre.channel == heartbeatChannel):
+	case (pre.group == ServerGroup) != (pre.channel == sharedChannel):
 		return nil, statusMalformed, fmt.Errorf("channel %d is not of group %s", pre.channel, pre.group)
 	}
 	p.mu.Lock()

@@ -41,7 +41,7 @@ const (
 	raftChannel  channel = 0 // that of raft's network transport
 	entryChannel channel = 1 // the requests of a group, but snapshots
 	// the requests of all groups without entries and snapshots; only of ServerGroup
-	heartbeatChannel channel = 2
+	sharedChannel channel = 2
 )
 
 // statusCode is the answer to a preamble.
@@ -120,7 +120,7 @@ func readPreamble(r io.Reader) (p preamble, status statusCode, err error) {
 		statement marks.Statement
 	)
 	body := b[fixedBytes : fixedBytes+n]
-	if n == 0 || body[0] > byte(heartbeatChannel) {
+	if n == 0 || body[0] > byte(sharedChannel) {
 		return p, statusMalformed, errors.New("preamble names an unknown channel")
 	}
 	p.channel = channel(body[0])

@@ -26,10 +26,10 @@ const (
 	accepted direction = true
 )
 
-// DialHeartbeats connects to the server whose ID is address, for the heartbeats and votes of all groups. l is the layer
-// of ServerGroup.
-func (l *Layer) DialHeartbeats(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
-	return l.dial(l.ctx, address, timeout, heartbeatChannel)
+// DialShared connects to the server whose ID is address, for messages of all groups. l is the layer of
+// ServerGroup.
+func (l *Layer) DialShared(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	return l.dial(l.ctx, address, timeout, sharedChannel)
 }
 
 // MaySend reports whether the replica of l may send to the process at the other end of c, a connection of ServerGroup:

@@ -15,12 +15,12 @@ import (
 
 // Network is raft's network transport, but only snapshots take raft's connections: these have buffers of 256 KiB at
 // each end, and raft's encoding copies each entry twice at the receiving end, which is a tenth of all work of a
-// follower. Entries have connections of their own. A message without entries, such as a heartbeat or a vote, shares a
-// connection with those of all other groups (Heartbeats) when it can, and otherwise takes one for entries.
+// follower. Small messages share connections with those of all other groups (Shared) when they can; all others take
+// connections that the group has for entries.
 type Network struct {
 	*raft.NetworkTransport
 	layer   *peer.Layer
-	beats   *Heartbeats   // nil in tests
+	shared  *Shared       // nil in tests
 	timeout time.Duration // of one request
 
 	mu     sync.Mutex // guards idle and closed; not held across I/O except Close of a connection
@@ -42,9 +42,9 @@ const (
 	directDataBytes = 16 << 10
 )
 
-func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, beats *Heartbeats, timeout time.Duration) *Network {
+func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, shared *Shared, timeout time.Duration) *Network {
 	return &Network{
-		NetworkTransport: n, layer: layer, beats: beats, timeout: timeout,
+		NetworkTransport: n, layer: layer, shared: shared, timeout: timeout,
 		idle: map[raft.ServerAddress][]*appendConn{},
 	}
 }
@@ -61,8 +61,8 @@ func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, arg
 // send sends a request and reads the answer. sent is false if only raft's encoding can carry the request.
 func (t *Network) send(target raft.ServerAddress, k kind, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse) (sent bool, err error) {
-	if len(args.Entries) == 0 && t.beats != nil {
-		if sent, err := t.beats.send(t.layer, target, k, args, resp, t.timeout); sent {
+	if t.shared != nil && mayShare(args) {
+		if sent, err := t.shared.send(t.layer, target, k, args, resp, t.timeout); sent {
 			return true, err
 		}
 	}

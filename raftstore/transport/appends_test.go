@@ -83,20 +83,21 @@ func TestAppendRequestRoundTrip(t *testing.T) {
 	}
 }
 
-// The bytes were made by hand from docs/formats/peer.md; the checksums are those of
-// testdata/rowlog.py's crc32c.
+// goldenAppend is testAppend with its first entry, without the data. The bytes were made by hand from
+// docs/formats/peer.md; the checksums are those of testdata/rowlog.py's crc32c.
+const goldenAppend = "6f6b84f2" + "00000000" + // crc, zero
+	// term, previous entry and its term, commit
+	"0500000000000000" + "0600000000000000" + "0400000000000000" + "0300000000000000" +
+	"01000000" + "0b000000" + "03000000" + "00000000" + "0000000000000000" + // entries, bytes of names, protocol
+	"02007231" + "05006e31007232" + // r1; n1 and r2
+	"0700000000000000" + "0500000000000000" + "01002a36fe9c9717" + "00000000" + "05000000" + "74a846e360f5ff90" // entry 7
+
 func TestAppendGoldenBytes(t *testing.T) {
-	const request = "6f6b84f2" + "00000000" + // crc, zero
-		// term, previous entry and its term, commit
-		"0500000000000000" + "0600000000000000" + "0400000000000000" + "0300000000000000" +
-		"01000000" + "0b000000" + "03000000" + "00000000" + "0000000000000000" + // entries, bytes of names, protocol
-		"02007231" + "05006e31007232" + // r1; n1 and r2
-		"0700000000000000" + "0500000000000000" + "01002a36fe9c9717" + "00000000" + "05000000" + "74a846e360f5ff90" // entry 7
 	a := testAppend(t)
 	a.Entries = a.Entries[:1]
 	head, ok := marshalAppend(nil, appendKind, a)
-	if got := hex.EncodeToString(head); !ok || got != request {
-		t.Errorf("request\n%s\nwant\n%s", got, request)
+	if got := hex.EncodeToString(head); !ok || got != goldenAppend {
+		t.Errorf("request\n%s\nwant\n%s", got, goldenAppend)
 	}
 	const answer = "ec3be7ff" + "00010000" + "0500000000000000" + "0700000000000000" + "03000000" + "00000000"
 	r := &raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{ProtocolVersion: 3}, Term: 5, LastLog: 7, Success: true}

@@ -87,7 +87,7 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (kind, *raft.AppendEn
 	if err := checkAppendSizes(heads, maxEntry, maxBytes); err != nil {
 		return 0, nil, err
 	}
-	return k, a, readEntries(r, a, heads)
+	return k, a, readEntries(a, heads, func(n int) ([]byte, error) { return readData(r, n) })
 }
 
 // parseAppendSizes returns the numbers of entries and of bytes of names in the head of a request.
@@ -150,19 +150,22 @@ func checkAppendSizes(heads []byte, maxEntry, maxBytes int64) error {
 	return nil
 }
 
-// readEntries reads the data of the entries whose heads are heads.
-func readEntries(r *bufio.Reader, a *raft.AppendEntriesRequest, heads []byte) error {
+// readEntries gives a the entries whose heads are heads. data returns the data of the next one, of n bytes.
+func readEntries(a *raft.AppendEntriesRequest, heads []byte, data func(n int) ([]byte, error)) error {
+	if len(heads) == 0 {
+		return nil
+	}
 	logs := make([]raft.Log, len(heads)/entry.HeadBytes)
 	a.Entries = make([]*raft.Log, len(logs))
 	for i := range logs {
 		head := heads[i*entry.HeadBytes:][:entry.HeadBytes:entry.HeadBytes]
 		h := entry.ParseHead(head)
-		data, err := readData(r, int(h.Length))
+		b, err := data(int(h.Length))
 		if err != nil {
 			return noEOF(err)
 		}
 		h.Put(&logs[i], head)
-		logs[i].Data = data
+		logs[i].Data = b
 		a.Entries[i] = &logs[i]
 	}
 	return nil

@@ -120,7 +120,7 @@ func (t *Transport) delayAppend(target raft.ServerAddress, prev uint64) bool {
 	if news == nil {
 		return false
 	}
-	appends, quiet := &t.beats.departuresTo(target).appends, t.replica.Quiet()
+	appends, quiet := &t.shared.departuresTo(target).appends, t.replica.Quiet()
 	select {
 	case <-appends.next(ticks.Before(time.Now().Add(appendFactor*quiet), quiet)):
 	case <-news:
@@ -132,7 +132,7 @@ func (t *Transport) delayAppend(target raft.ServerAddress, prev uint64) bool {
 // heartbeat has news, and does not wait, if the follower has not answered the last one of this term, or if a read waits
 // for the answer. delayHeartbeat reports whether it has waited.
 func (t *Transport) delayHeartbeat(id raft.ServerID, target raft.ServerAddress, term uint64) bool {
-	if t.beats == nil || t.replica.Quiet == nil {
+	if t.shared == nil || t.replica.Quiet == nil {
 		return false
 	}
 	p, ok := t.Progress(id, term)
@@ -146,7 +146,7 @@ func (t *Transport) delayHeartbeat(id raft.ServerID, target raft.ServerAddress, 
 		return false
 	}
 	select {
-	case <-t.beats.departuresTo(target).heartbeats.next(latest):
+	case <-t.shared.departuresTo(target).heartbeats.next(latest):
 	case <-round:
 	}
 	return true
@@ -156,7 +156,7 @@ func (t *Transport) delayHeartbeat(id raft.ServerID, target raft.ServerAddress, 
 // PrevLogEntry, and the commit index. It is false while entries are not committed: then raft looks every commit timeout
 // whether they are.
 func (t *Transport) tellsNothing(id raft.ServerID, args *raft.AppendEntriesRequest) bool {
-	if len(args.Entries) > 0 || args.LeaderCommitIndex != args.PrevLogEntry || t.beats == nil || t.replica.Quiet == nil {
+	if len(args.Entries) > 0 || args.LeaderCommitIndex != args.PrevLogEntry || t.shared == nil || t.replica.Quiet == nil {
 		return false
 	}
 	p, ok := t.Progress(id, args.Term)

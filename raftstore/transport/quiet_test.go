@@ -79,7 +79,7 @@ func TestMessagesWithoutNewsWait(t *testing.T) {
 				self := emptyReplica(false)
 				self.Quiet = func() time.Duration { return quiet }
 				self.Leads = func(uint64) bool { return true }
-				tr := &Transport{Transport: f, replica: self, beats: &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+				tr := &Transport{Transport: f, replica: self, shared: &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
 					maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{},
 					marksSent: map[raft.ServerID]sentMarks{}}
 				call := func(term, prev, commit uint64, entries []*raft.Log) {
@@ -125,7 +125,7 @@ func TestMessagesForAllServersLeaveTogether(t *testing.T) {
 		self.Quiet = func() time.Duration { return quiet }
 		self.Leads = func(uint64) bool { return true }
 		tr := &Transport{Transport: &follower{}, replica: self,
-			beats:       &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+			shared:      &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
 			maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
 		tr.Stored(5)
 		send := func(to string, args raft.AppendEntriesRequest) time.Duration {

@@ -34,8 +34,8 @@ var ErrStopped = rowraft.Errorf(rowraft.CodeInternal, "the group has stopped")
 //   - No heartbeat fast path: a heartbeat that is handled concurrently with the main goroutine can raise the term under
 //     the leader loop, and logs diverge (#695).
 //   - No pipelining: one failed AppendEntries ends replication to a follower forever (#612).
-//   - Entries travel on their own connections (Network), and heartbeats and votes on one that all groups share
-//     (Heartbeats).
+//   - Large entries travel on connections of their own (Network), and small ones, heartbeats and votes on connections
+//     that all groups share (Shared).
 //   - An AppendEntries that tells its follower nothing waits for news (quiet).
 //   - An AppendEntries carries at most Options.MaxRPCBytes; raft counts entries.
 //   - A follower whose machine lags delays AppendEntries before they reach raft's main goroutine, which would block
@@ -49,7 +49,7 @@ type Transport struct {
 	raft.Transport // *Network, perhaps wrapped by a test
 	net            *Network
 	layer          *peer.Layer
-	beats          *Heartbeats // nil in tests
+	shared         *Shared // nil in tests
 	log            *slog.Logger
 
 	maxRPCBytes   int64
@@ -63,7 +63,7 @@ type Transport struct {
 	wg      sync.WaitGroup // all goroutines
 
 	quiet   quiet
-	waiting atomic.Int32  // requests of Heartbeats that wait for raft
+	waiting atomic.Int32  // requests of Shared that wait for raft
 	matches atomic.Uint64 // how often a match index of a follower has changed
 
 	mu        sync.Mutex // guards the maps; not held across I/O
@@ -88,7 +88,7 @@ type Options struct {
 	MaxRPCBytes   int64         // of the entries in one AppendEntries
 	MaxEntryBytes int64         // of one entry
 	Pace          *rate.Limiter // of the snapshots that it sends
-	Heartbeats    *Heartbeats   // nil: all messages travel on the connections of the group, and none waits
+	Shared        *Shared       // nil: all messages travel on the connections of the group, and none waits
 	Logger        *slog.Logger
 	// Wrap returns a transport around the one that sends the messages. For tests; nil: no wrapper.
 	Wrap func(raft.Transport) raft.Transport
@@ -112,9 +112,9 @@ func New(layer *peer.Layer, o Options, self Replica) *Transport {
 		MaxRPCsInFlight: inFlight,
 		Timeout:         self.Timeout,
 		Logger:          hclogger.New(log, "raft-net", hclogger.NewRate()),
-	}), layer, o.Heartbeats, self.Timeout)
+	}), layer, o.Shared, self.Timeout)
 	t := &Transport{
-		Transport: n, net: n, layer: layer, beats: o.Heartbeats, log: log,
+		Transport: n, net: n, layer: layer, shared: o.Shared, log: log,
 		maxRPCBytes: o.MaxRPCBytes, maxEntryBytes: max(o.MaxEntryBytes, raftEntryBytes), pace: o.Pace, replica: self,
 		consume:   make(chan raft.RPC),
 		stop:      make(chan struct{}),
@@ -126,8 +126,8 @@ func New(layer *peer.Layer, o Options, self Replica) *Transport {
 	}
 	t.wg.Go(t.forward)
 	t.wg.Go(t.acceptAppends)
-	if t.beats != nil {
-		t.beats.join(t)
+	if t.shared != nil {
+		t.shared.join(t)
 	}
 	return t
 }
@@ -417,8 +417,8 @@ func (t *Transport) Interrupt() {
 // Close ends the transport and waits for its goroutines.
 func (t *Transport) Close() error {
 	t.once.Do(func() {
-		if t.beats != nil {
-			t.beats.leave(t)
+		if t.shared != nil {
+			t.shared.leave(t)
 		}
 		t.Interrupt()
 		t.net.CloseStreams()

@@ -17,55 +17,80 @@ import (
 	"github.com/rowraft/rowraft/raftstore/peer"
 )
 
-// Heartbeats carries the messages without entries and snapshots, of all groups of a server, over one connection to each
-// other server: heartbeats of many groups cost one message, and a vote rarely dials. Safe for concurrent use.
+// Shared carries messages of all groups of a server over two connections to each other server: one for those without
+// entries, such as heartbeats and votes, so that these do not wait for others, and one for small entries. Messages that
+// are ready at the same time cost one write and one read, and a vote rarely dials. Snapshots and large entries have
+// connections of their group. Safe for concurrent use.
 //
-// It changes the path of a message and nothing else: each group's own main loop still answers (#695), and a group that
-// does not answer delays no other one. A message for a group goes over the shared connection only while this replica
+// Shared changes the path of a message and nothing else: each group's own main loop still answers (#695), and a group
+// that does not answer delays no other one. A message for a group goes over a shared connection only while this replica
 // and the process at the other end have compared what they remember of each other (peer.Layer.MaySend), and only such a
-// message is answered. All others use the group's own connection.
-type Heartbeats struct {
+// message is answered. All others use a connection of the group.
+type Shared struct {
 	layer *peer.Layer // of peer.ServerGroup
 	log   *slog.Logger
 	wg    sync.WaitGroup // all goroutines
 
 	mu     sync.Mutex // guards the fields below; not held across I/O
 	groups map[string]*Transport
-	peers  map[raft.ServerAddress]*heartbeatPeer
+	peers  map[raft.ServerAddress]*sharedPeer
 	closed bool
 }
 
-// heartbeatPeer is what Heartbeats knows of another server.
-type heartbeatPeer struct {
+// sharedPeer is what Shared knows of another server.
+type sharedPeer struct {
 	departures departures
+	lanes      [lanes]sharedLane // guarded by Shared.mu
+}
 
-	// guarded by Heartbeats.mu
-	conn    *heartbeatConn // nil: none
+// lane says which messages a connection is for.
+type lane int
+
+const (
+	plainLane lane = iota // without entries
+	entryLane
+	lanes
+)
+
+func laneOf(a *raft.AppendEntriesRequest) lane {
+	if len(a.Entries) > 0 {
+		return entryLane
+	}
+	return plainLane
+}
+
+// sharedLane is a connection to another server.
+type sharedLane struct {
+	conn    *sharedConn // nil: none
 	dialing bool
 	retryAt time.Time // of the next dial
 }
 
 const (
-	// heartbeatRedial is the pause after a failed dial. Heartbeats then travel on the connections of their groups.
-	heartbeatRedial = time.Second
-	// maxWaitingHeartbeats bounds the messages of one group that wait for its main loop.
-	maxWaitingHeartbeats = 16
-	// maxPassedHeartbeats bounds the messages that are answered together.
-	maxPassedHeartbeats = 1 << 10
-	// maxUnsentBytes bounds what waits for a connection that does not take bytes.
+	// sharedRedial is the pause after a failed dial. Messages then travel on the connections of their groups.
+	sharedRedial = time.Second
+	// maxWaiting bounds the messages of one group that wait for its main loop.
+	maxWaiting = 16
+	// maxPassed bounds the messages that are answered together.
+	maxPassed = 1 << 10
+	// sharedReadBytes is the buffer of a connection that another server has dialled: a message with entries fits.
+	sharedReadBytes = 128 << 10
+	// keptOutBytes is the size up to which the memory of written messages is kept for others.
+	keptOutBytes = 1 << 20
+	// maxUnsentBytes is how much may wait for a connection before requests take another one.
 	maxUnsentBytes = 4 << 20
 )
 
-// NewHeartbeats returns the Heartbeats of a server. layer is that of peer.ServerGroup; Close closes it.
-func NewHeartbeats(layer *peer.Layer, log *slog.Logger) *Heartbeats {
-	h := &Heartbeats{layer: layer, log: log, groups: map[string]*Transport{},
-		peers: map[raft.ServerAddress]*heartbeatPeer{}}
+// NewShared returns the Shared of a server. layer is that of peer.ServerGroup; Close closes it.
+func NewShared(layer *peer.Layer, log *slog.Logger) *Shared {
+	h := &Shared{layer: layer, log: log, groups: map[string]*Transport{},
+		peers: map[raft.ServerAddress]*sharedPeer{}}
 	h.wg.Go(h.accept)
 	return h
 }
 
 // Close closes the connections and waits for the goroutines. The groups must be closed before.
-func (h *Heartbeats) Close() {
+func (h *Shared) Close() {
 	h.mu.Lock()
 	h.closed = true
 	h.mu.Unlock()
@@ -74,14 +99,14 @@ func (h *Heartbeats) Close() {
 }
 
 // join makes t receive the messages for its group, in the place of an earlier transport.
-func (h *Heartbeats) join(t *Transport) {
+func (h *Shared) join(t *Transport) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.groups[t.layer.Group()] = t
 }
 
 // leave ends join. No message reaches t from then on.
-func (h *Heartbeats) leave(t *Transport) {
+func (h *Shared) leave(t *Transport) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.groups[t.layer.Group()] == t {
@@ -90,55 +115,55 @@ func (h *Heartbeats) leave(t *Transport) {
 }
 
 // REQUIRES: h.mu is held.
-func (h *Heartbeats) peerLocked(target raft.ServerAddress) *heartbeatPeer {
+func (h *Shared) peerLocked(target raft.ServerAddress) *sharedPeer {
 	p := h.peers[target]
 	if p == nil {
-		p = &heartbeatPeer{}
+		p = &sharedPeer{}
 		h.peers[target] = p
 	}
 	return p
 }
 
 // departuresTo returns when messages without news leave for target.
-func (h *Heartbeats) departuresTo(target raft.ServerAddress) *departures {
+func (h *Shared) departuresTo(target raft.ServerAddress) *departures {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return &h.peerLocked(target).departures
 }
 
-// connTo returns the connection to target, or nil. It then dials.
-func (h *Heartbeats) connTo(target raft.ServerAddress) *heartbeatConn {
+// connTo returns the connection to target for l, or nil. It then dials.
+func (h *Shared) connTo(target raft.ServerAddress, l lane) *sharedConn {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p := h.peerLocked(target)
-	if p.conn != nil && !p.conn.silent.Load() {
-		return p.conn
+	s := &h.peerLocked(target).lanes[l]
+	if s.conn != nil && !s.conn.silent.Load() {
+		return s.conn
 	}
-	if !p.dialing && !h.closed && time.Now().After(p.retryAt) {
-		p.dialing = true
-		h.wg.Go(func() { h.dial(target, p) })
+	if !s.dialing && !h.closed && time.Now().After(s.retryAt) {
+		s.dialing = true
+		h.wg.Go(func() { h.dial(target, s) })
 	}
 	return nil
 }
 
 // dial connects to a server and reads its answers until the connection ends.
-func (h *Heartbeats) dial(target raft.ServerAddress, p *heartbeatPeer) {
-	c, err := h.layer.DialHeartbeats(target, RPCTimeout)
+func (h *Shared) dial(target raft.ServerAddress, s *sharedLane) {
+	c, err := h.layer.DialShared(target, RPCTimeout)
 	h.mu.Lock()
-	p.dialing = false
+	s.dialing = false
 	if err != nil {
-		p.retryAt = time.Now().Add(heartbeatRedial)
+		s.retryAt = time.Now().Add(sharedRedial)
 		h.mu.Unlock()
-		h.log.Debug("heartbeats have no connection of their own", "server", string(target), "err", err)
+		h.log.Debug("the groups share no connection", "server", string(target), "err", err)
 		return
 	}
-	b := &heartbeatConn{Conn: c, out: gatheredWriter{c: c}, waiting: map[uint64]chan<- heartbeatResult{}}
-	p.conn = b
+	b := &sharedConn{Conn: c, out: gatheredWriter{c: c}, waiting: map[uint64]chan<- sharedResult{}}
+	s.conn = b
 	h.mu.Unlock()
 	err = b.readAnswers()
 	h.mu.Lock()
-	if p.conn == b {
-		p.conn = nil
+	if s.conn == b {
+		s.conn = nil
 	}
 	h.mu.Unlock()
 	c.Close()
@@ -147,17 +172,17 @@ func (h *Heartbeats) dial(target raft.ServerAddress, p *heartbeatPeer) {
 
 // send sends a message of group to the server target and waits for the answer. sent is false if the message must use
 // the connection of its group.
-func (h *Heartbeats) send(from *peer.Layer, target raft.ServerAddress, k kind, args *raft.AppendEntriesRequest,
+func (h *Shared) send(from *peer.Layer, target raft.ServerAddress, k kind, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse, timeout time.Duration) (sent bool, err error) {
-	c := h.connTo(target)
+	c := h.connTo(target, laneOf(args))
 	if c == nil || !from.MaySend(c.Conn) {
 		return false, nil
 	}
 	return c.call(from, k, args, resp, timeout)
 }
 
-// heartbeatConn is a connection that this server has dialled.
-type heartbeatConn struct {
+// sharedConn is a connection that this server has dialled.
+type sharedConn struct {
 	net.Conn
 	out   gatheredWriter
 	heard atomic.Int64 // answers read
@@ -166,20 +191,20 @@ type heartbeatConn struct {
 
 	mu      sync.Mutex // guards the fields below; not held across I/O
 	last    uint64     // id of the last request
-	waiting map[uint64]chan<- heartbeatResult
+	waiting map[uint64]chan<- sharedResult
 	failed  error // of the connection; then nothing waits any more
 }
 
-// heartbeatResult is the body of an answer, or the error of the connection.
-type heartbeatResult struct {
+// sharedResult is the body of an answer, or the error of the connection.
+type sharedResult struct {
 	body []byte
 	err  error
 }
 
 // call sends a request and waits for the answer.
-func (c *heartbeatConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesRequest,
+func (c *sharedConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse, timeout time.Duration) (sent bool, err error) {
-	result := make(chan heartbeatResult, 1)
+	result := make(chan sharedResult, 1)
 	c.mu.Lock()
 	if c.failed != nil {
 		c.mu.Unlock()
@@ -192,7 +217,7 @@ func (c *heartbeatConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesR
 	defer c.forget(id)
 	heard := c.heard.Load()
 	ok, err := c.out.add(timeout, id, func(b []byte) ([]byte, bool) {
-		return appendHeartbeatRequest(b, k, from.Group(), args)
+		return appendSharedRequest(b, k, from.Group(), args)
 	})
 	if !ok {
 		return false, nil
@@ -208,7 +233,7 @@ func (c *heartbeatConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesR
 		if r.err != nil {
 			return true, r.err
 		}
-		answered, err, corrupt := parseHeartbeatAnswer(r.body, resp)
+		answered, err, corrupt := parseSharedAnswer(r.body, resp)
 		if corrupt != nil {
 			c.Close()
 			return true, corrupt
@@ -226,17 +251,17 @@ func (c *heartbeatConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesR
 	}
 }
 
-func (c *heartbeatConn) forget(id uint64) {
+func (c *sharedConn) forget(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.waiting, id)
 }
 
 // readAnswers passes answers to their calls until the connection ends.
-func (c *heartbeatConn) readAnswers() error {
+func (c *sharedConn) readAnswers() error {
 	r := bufio.NewReaderSize(c.Conn, 16<<10)
 	for {
-		m, err := readHeartbeat(r, maxHeartbeatAckBytes)
+		m, err := readShared(r, maxSharedAnswer)
 		if err != nil {
 			return err
 		}
@@ -246,24 +271,24 @@ func (c *heartbeatConn) readAnswers() error {
 		delete(c.waiting, m.id)
 		c.mu.Unlock()
 		if result != nil {
-			result <- heartbeatResult{body: m.body}
+			result <- sharedResult{body: m.body}
 		}
 	}
 }
 
 // fail ends all calls with err.
-func (c *heartbeatConn) fail(err error) {
+func (c *sharedConn) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failed = err
 	for _, result := range c.waiting {
-		result <- heartbeatResult{err: err}
+		result <- sharedResult{err: err}
 	}
 	clear(c.waiting)
 }
 
 // accept serves the connections that other servers dial.
-func (h *Heartbeats) accept() {
+func (h *Shared) accept() {
 	for {
 		c, err := h.layer.Accept()
 		if err != nil {
@@ -275,20 +300,20 @@ func (h *Heartbeats) accept() {
 
 // serve passes the requests on one connection to their groups until it ends. Those that arrived together are answered
 // together, except by groups that are busy: each of these answers from a goroutine of its own.
-func (h *Heartbeats) serve(c net.Conn) {
+func (h *Shared) serve(c net.Conn) {
 	defer c.Close()
 	out := &gatheredWriter{c: c}
-	r := bufio.NewReaderSize(c, 16<<10)
-	var passed []*receivedHeartbeat
+	r := bufio.NewReaderSize(c, sharedReadBytes)
+	var passed []*sharedRequest
 	for {
-		m, err := readHeartbeat(r, maxHeartbeatBytes)
+		m, err := readShared(r, maxSharedRequest)
 		if err == nil {
-			var one *receivedHeartbeat
+			var one *sharedRequest
 			if one, err = h.receive(c, out, &m); one != nil {
 				passed = append(passed, one)
 			}
 		}
-		if err == nil && len(passed) < maxPassedHeartbeats && hasHeartbeat(r) {
+		if err == nil && len(passed) < maxPassed && hasShared(r) {
 			continue
 		}
 		runtime.Gosched() // the main loops answer
@@ -301,7 +326,7 @@ func (h *Heartbeats) serve(c net.Conn) {
 		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-				h.log.Warn("closing a heartbeat connection", "remote", c.RemoteAddr(), "err", err)
+				h.log.Warn("closing a connection of all groups", "remote", c.RemoteAddr(), "err", err)
 			}
 			return
 		}
@@ -309,18 +334,18 @@ func (h *Heartbeats) serve(c net.Conn) {
 }
 
 // receive passes a request to its group, or refuses it and returns nil. The error is that of the encoding.
-func (h *Heartbeats) receive(c net.Conn, out *gatheredWriter, m *heartbeat) (*receivedHeartbeat, error) {
-	kind, group, args, err := parseHeartbeatRequest(m.body)
+func (h *Shared) receive(c net.Conn, out *gatheredWriter, m *sharedMessage) (*sharedRequest, error) {
+	kind, group, args, err := parseSharedRequest(m.body)
 	if err != nil {
 		return nil, err
 	}
 	t := h.enter(c, group)
 	if t == nil {
-		_, err := out.append(m.id, func(b []byte) ([]byte, bool) { return append(b, heartbeatRefused), true })
-		return nil, err
+		out.answer(m.id, func(b []byte) ([]byte, bool) { return append(b, sharedRefused), true })
+		return nil, nil
 	}
 	result := make(chan raft.RPCResponse, 1) // so that raft does not wait for finish
-	one := &receivedHeartbeat{id: m.id, to: t, rpc: raft.RPC{Command: kind.command(args), RespChan: result},
+	one := &sharedRequest{id: m.id, to: t, rpc: raft.RPC{Command: kind.command(args), RespChan: result},
 		result: result}
 	if one.taken = t.screen(one.rpc); !one.taken {
 		select {
@@ -333,19 +358,19 @@ func (h *Heartbeats) receive(c net.Conn, out *gatheredWriter, m *heartbeat) (*re
 }
 
 // enter returns the transport of group if it takes requests of c. It is not closed before finish has been called.
-func (h *Heartbeats) enter(c net.Conn, group string) *Transport {
+func (h *Shared) enter(c net.Conn, group string) *Transport {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := h.groups[group]
-	if t == nil || !t.layer.MayReceive(c) || t.waiting.Load() >= maxWaitingHeartbeats {
+	if t == nil || !t.layer.MayReceive(c) || t.waiting.Load() >= maxWaiting {
 		return nil
 	}
 	t.wg.Add(1)
 	return t
 }
 
-// receivedHeartbeat is a request that was passed to a group.
-type receivedHeartbeat struct {
+// sharedRequest is a request that was passed to a group.
+type sharedRequest struct {
 	id     uint64
 	to     *Transport
 	rpc    raft.RPC
@@ -354,12 +379,12 @@ type receivedHeartbeat struct {
 }
 
 // finish appends the answer to out, or lets a new goroutine wait for the answer and write it.
-func (r *receivedHeartbeat) finish(out *gatheredWriter) {
+func (r *sharedRequest) finish(out *gatheredWriter) {
 	t := r.to
 	defer t.wg.Done()
 	select {
 	case a := <-r.result:
-		_, _ = out.append(r.id, answerOf(a)) // its error is that of the next flush
+		out.answer(r.id, answerOf(a))
 	default:
 		t.waiting.Add(1)
 		t.wg.Go(func() {
@@ -369,7 +394,7 @@ func (r *receivedHeartbeat) finish(out *gatheredWriter) {
 			}
 			select {
 			case a := <-r.result:
-				if _, err := out.add(RPCTimeout, r.id, answerOf(a)); err != nil {
+				if ok, err := out.add(RPCTimeout, r.id, answerOf(a)); !ok || err != nil {
 					out.c.Close()
 				}
 			case <-t.stop:
@@ -381,7 +406,7 @@ func (r *receivedHeartbeat) finish(out *gatheredWriter) {
 // answerOf returns the function that appends an answer of raft.
 func answerOf(a raft.RPCResponse) func([]byte) ([]byte, bool) {
 	resp, err := reply(a)
-	return func(b []byte) ([]byte, bool) { return appendHeartbeatAnswer(b, resp, err) }
+	return func(b []byte) ([]byte, bool) { return appendSharedAnswer(b, resp, err) }
 }
 
 // gatheredWriter writes messages of many goroutines with few writes.
@@ -395,7 +420,8 @@ type gatheredWriter struct {
 	failed  error  // of a write
 }
 
-// add appends a message and has it written, after those that other goroutines add at the same moment.
+// add appends a message and has it written, after those that other goroutines add at the same moment. ok is false, and
+// nothing is written, if body fails or too much waits.
 func (w *gatheredWriter) add(timeout time.Duration, id uint64, body func([]byte) ([]byte, bool)) (ok bool, err error) {
 	if ok, err := w.append(id, body); !ok || err != nil {
 		return ok, err
@@ -404,18 +430,25 @@ func (w *gatheredWriter) add(timeout time.Duration, id uint64, body func([]byte)
 	return true, w.flush(timeout)
 }
 
-// append appends a message for the next flush. ok is false if body fails. An error is that of the connection.
+// append appends a message for the next flush. ok is as in add. An error is that of the connection.
 func (w *gatheredWriter) append(id uint64, body func([]byte) ([]byte, bool)) (ok bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.failed == nil && len(w.buf) > maxUnsentBytes {
-		w.failed = rowraft.Errorf(rowraft.CodeOverloaded, "the peer reads no heartbeats")
-	}
-	if w.failed != nil {
+	switch {
+	case w.failed != nil:
 		return true, w.failed
+	case len(w.buf) > maxUnsentBytes:
+		return false, nil
 	}
-	w.buf, ok = appendHeartbeat(w.buf, id, body)
+	w.buf, ok = appendShared(w.buf, id, body)
 	return ok, nil
+}
+
+// answer appends an answer for the next flush, or closes the connection: a request would wait for it without need.
+func (w *gatheredWriter) answer(id uint64, body func([]byte) ([]byte, bool)) {
+	if ok, err := w.append(id, body); !ok || err != nil {
+		w.c.Close()
+	}
 }
 
 // flush writes what was appended, unless another goroutine is writing: then that one does it.
@@ -436,6 +469,9 @@ func (w *gatheredWriter) flush(timeout time.Duration) error {
 		}
 		w.mu.Lock()
 		w.spare = out
+		if cap(out) > keptOutBytes {
+			w.spare = nil
+		}
 		if err != nil {
 			w.failed = err
 		}

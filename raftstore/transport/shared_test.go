@@ -1,14 +1,8 @@
 package transport
 
 import (
-	"bufio"
-	"bytes"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"log/slog"
 	"maps"
 	"reflect"
@@ -22,7 +16,6 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/allocs"
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/peer"
 )
@@ -69,7 +62,7 @@ func TestHeartbeatsWithNewsAreNotDelayed(t *testing.T) {
 				self := emptyReplica(false)
 				self.Quiet = func() time.Duration { return wait }
 				self.Leads = func(uint64) bool { return true }
-				tr := &Transport{Transport: f, replica: self, beats: &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+				tr := &Transport{Transport: f, replica: self, shared: &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
 					followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
 				call := func(term uint64) {
 					if err := tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: term},
@@ -110,7 +103,7 @@ func TestAHeartbeatThatWaitedWasSentWhenItLeft(t *testing.T) {
 		self.Quiet = func() time.Duration { return time.Hour }
 		self.Leads = func(uint64) bool { return true }
 		tr := &Transport{Transport: &follower{}, replica: self,
-			beats:     &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+			shared:    &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
 			followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
 		call := func() {
 			_ = tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
@@ -167,16 +160,16 @@ func (m metMember) Statement(rowraft.NodeID) (marks.Statement, error) {
 }
 func (metMember) Compare(rowraft.NodeID, *marks.Statement) error { return nil }
 
-// sharing opens the transports of groups on two servers that share their heartbeats.
+// sharing opens the transports of groups on two servers that share connections.
 func (n *testNet) sharing(id rowraft.NodeID, start uint64, groups ...string) map[string]*Transport {
 	member := metMember{marks.Process{Start: start, Nonce: start}}
 	quiet := slog.New(slog.DiscardHandler)
-	beats := NewHeartbeats(n.ports[id].Layer(peer.ServerGroup, member), quiet)
-	n.t.Cleanup(beats.Close)
+	shared := NewShared(n.ports[id].Layer(peer.ServerGroup, member), quiet)
+	n.t.Cleanup(shared.Close)
 	out := map[string]*Transport{}
 	for _, g := range groups {
 		tr := New(n.ports[id].Layer(g, member), Options{MaxRPCBytes: 64 << 10, MaxEntryBytes: 1 << 20,
-			Pace: NewPace(64 << 20), Heartbeats: beats, Logger: quiet}, emptyReplica(false))
+			Pace: NewPace(64 << 20), Shared: shared, Logger: quiet}, emptyReplica(false))
 		n.t.Cleanup(func() { tr.Close() })
 		out[g] = tr
 	}
@@ -191,7 +184,7 @@ func addressedBeat(from *Transport) *raft.AppendEntriesRequest {
 
 // sharedBeat sends a heartbeat over the shared connection, and reports whether it was used.
 func sharedBeat(from *Transport, resp *raft.AppendEntriesResponse, timeout time.Duration) (bool, error) {
-	return from.beats.send(from.layer, "n2", appendKind, addressedBeat(from), resp, timeout)
+	return from.shared.send(from.layer, "n2", appendKind, addressedBeat(from), resp, timeout)
 }
 
 // A group uses the shared connection only after both its replicas have compared what they remember, on a connection of
@@ -229,7 +222,7 @@ func TestHeartbeatsShareAConnection(t *testing.T) {
 	beat("a")
 	beat("b")
 	// Group c has not compared anything. It does not send, and one that sends nevertheless gets no answer.
-	conn := from["c"].beats.connTo("n2")
+	conn := from["c"].shared.connTo("n2", plainLane)
 	if from["c"].layer.MaySend(conn.Conn) {
 		t.Error("a replica sends to one with which it has compared nothing")
 	}
@@ -328,7 +321,7 @@ func TestVotesShareAConnection(t *testing.T) {
 			args.Term = 0
 		}
 		sent(t, func() error {
-			shared, err := from.beats.send(from.layer, "n2", k, args, new(raft.AppendEntriesResponse), 10*time.Second)
+			shared, err := from.shared.send(from.layer, "n2", k, args, new(raft.AppendEntriesResponse), 10*time.Second)
 			if !shared || err == nil || !strings.Contains(err.Error(), "the disk is full") {
 				return fmt.Errorf("kind %d: shared %v, %w", k, shared, err)
 			}
@@ -336,7 +329,7 @@ func TestVotesShareAConnection(t *testing.T) {
 		})
 	}
 	sent(t, func() error {
-		c := from.beats.connTo("n2")
+		c := from.shared.connTo("n2", plainLane)
 		if c == nil {
 			return errors.New("there is no connection of all groups")
 		}
@@ -364,9 +357,9 @@ func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
 	for _, g := range []string{"hung", "g"} {
 		sent(t, func() error { return from[g].layer.Exchange(t.Context(), "n2", 10*time.Second) })
 	}
-	var first *heartbeatConn
+	var first *sharedConn
 	sent(t, func() error {
-		if first = from["g"].beats.connTo("n2"); first == nil {
+		if first = from["g"].shared.connTo("n2", plainLane); first == nil {
 			return errors.New("not dialled yet")
 		}
 		return nil
@@ -388,124 +381,78 @@ func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
 		t.Errorf("a vote that was under way: %v", err)
 	}
 	sent(t, func() error {
-		if c := from["g"].beats.connTo("n2"); c == nil || c == first {
+		if c := from["g"].shared.connTo("n2", plainLane); c == nil || c == first {
 			return errors.New("new requests have no other connection")
 		}
 		return nil
 	})
 }
 
-func TestHeartbeatGoldenBytes(t *testing.T) {
-	// crc, bytes after the head, id; then group g-1 and a request as in TestAppendGoldenBytes, without entries
-	const none = "0000000000000000"
-	const last = "0600000000000000" + "0800000000000000" + "0500000000000000"
-	for k, tc := range []struct{ crc, inner, words string }{
-		appendKind:       {"467ba8c4", "913dafac" + "00000000", "0500000000000000" + none + none},
-		preVoteKind:      {"5421c0f5", "f358e04d" + "01000000", last},
-		voteKind:         {"82bdaeff", "28727d63" + "02000000", last},
-		transferVoteKind: {"9f1b2f05", "61940979" + "03000000", last},
-		timeoutNowKind:   {"092d82c1", "680b6543" + "04000000", none + none + none},
-	} {
-		want := tc.crc + "4f000000" + "0900000000000000" + "03672d31" + tc.inner + tc.words + none +
-			"00000000" + "0b000000" + "03000000" + "00000000" + none + "02007231" + "05006e31007232"
-		a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
-			Addr: []byte("n1\x00r2")}}
-		switch kind(k) {
-		case appendKind:
-			a.Term = 5
-		case preVoteKind, voteKind, transferVoteKind:
-			a.Term, a.PrevLogEntry, a.PrevLogTerm = 6, 8, 5
+// Small entries reach raft over a connection of all groups, which is not that of the votes; large ones do not. If too
+// much waits for the connection, small ones take one of the group, too.
+func TestSmallEntriesShareAConnection(t *testing.T) {
+	peers := newTestNet(t, "n1", "n2")
+	from, to := peers.sharing("n1", 1, "g")["g"], peers.sharing("n2", 2, "g")["g"]
+	received := make(chan int, 100)
+	answered(t, to, func(rpc raft.RPC) {
+		a := rpc.Command.(*raft.AppendEntriesRequest)
+		if len(a.Entries) > 0 {
+			received <- len(a.Entries[0].Data)
 		}
-		got, ok := appendHeartbeat(nil, 9, func(b []byte) ([]byte, bool) {
-			return appendHeartbeatRequest(b, kind(k), "g-1", a)
-		})
-		if hex.EncodeToString(got) != want || !ok {
-			t.Errorf("request\n%x\nwant\n%s", got, want)
-		}
-	}
-	const answer = "34138cac" + "26000000" + "0900000000000000" + "00" + "03006e3200" +
-		"ec3be7ff" + "00010000" + "0500000000000000" + "0700000000000000" + "03000000" + "00000000"
-	r := &raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, Addr: []byte("n2\x00")}, Term: 5,
-		LastLog: 7, Success: true}
-	got, ok := appendHeartbeat(nil, 9, answerOf(raft.RPCResponse{Response: r}))
-	if hex.EncodeToString(got) != answer || !ok {
-		t.Errorf("answer\n%x\nwant\n%s", got, answer)
-	}
-	const refusal = "5d3aaf32" + "01000000" + "0900000000000000" + "01"
-	got, _ = appendHeartbeat(nil, 9, func(b []byte) ([]byte, bool) { return append(b, heartbeatRefused), true })
-	if hex.EncodeToString(got) != refusal {
-		t.Errorf("refusal\n%x\nwant\n%s", got, refusal)
-	}
-}
-
-func readTestHeartbeat(b []byte) (heartbeat, error) {
-	return readHeartbeat(bufio.NewReader(bytes.NewReader(b)), maxHeartbeatBytes)
-}
-
-func TestHeartbeatRoundTrip(t *testing.T) {
-	want := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
-		Addr: []byte("n1\x00r2")}, Term: 5, PrevLogEntry: 8, PrevLogTerm: 4, LeaderCommitIndex: 8}
-	long := strings.Repeat("g", 255)
-	b, _ := appendHeartbeatRequest(nil, appendKind, long, want)
-	if k, group, got, err := parseHeartbeatRequest(b); err != nil || k != appendKind || group != long ||
-		!reflect.DeepEqual(got, want) {
-		t.Errorf("read kind %d, %s, %+v (%v)", k, group, got, err)
-	}
-	for _, k := range []kind{voteKind, timeoutNowKind, kinds} { // the first two have no commit index
-		b, _ := appendHeartbeatRequest(nil, k, long, want)
-		if _, _, _, err := parseHeartbeatRequest(b); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
-			t.Errorf("kind %d was read: %v", k, err)
-		}
-	}
-	b, _ = appendHeartbeat(nil, 77, func(b []byte) ([]byte, bool) {
-		return appendHeartbeatRequest(b, appendKind, "shard-3", want)
+		rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{Addr: []byte("n2\x00\x00g")}, Term: 7,
+			Success: true}, nil)
 	})
-	m, err := readTestHeartbeat(b)
-	if err != nil {
-		t.Fatal(err)
+	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
+	push := func(size int) error {
+		a := addressedBeat(from)
+		a.Entries = []*raft.Log{sealedEntry(t, 1, 7, make([]byte, size))}
+		var resp raft.AppendEntriesResponse
+		if err := from.net.AppendEntries("r", "n2", a, &resp); err != nil {
+			return err
+		}
+		if got := <-received; got != size || !resp.Success {
+			return fmt.Errorf("raft received %d bytes of %d, and answered %+v", got, size, resp)
+		}
+		return nil
 	}
-	_, group, got, err := parseHeartbeatRequest(m.body)
-	if err != nil || m.id != 77 || group != "shard-3" || !reflect.DeepEqual(got, want) {
-		t.Errorf("read %d, %s, %+v (%v)", m.id, group, got, err)
+	requests := func(l lane) uint64 {
+		c := from.shared.connTo("n2", l)
+		if c == nil {
+			return 0
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.last
 	}
-	for cut := range len(b) {
-		if _, err := readTestHeartbeat(b[:cut]); err == nil || cut > 0 && errors.Is(err, io.EOF) {
-			t.Errorf("%d of %d bytes: %v", cut, len(b), err)
+	sent(t, func() error { // the connections are dialled concurrently
+		if err := push(100); err != nil || requests(entryLane) == 0 {
+			return fmt.Errorf("no shared entry: %w", err)
 		}
-		flipped := bytes.Clone(b)
-		flipped[cut] ^= 4
-		if _, err := readTestHeartbeat(flipped); rowraft.CodeOf(err) != rowraft.CodeCorrupt &&
-			!errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("a flipped bit in byte %d: %v", cut, err)
+		_, err := sharedBeat(from, new(raft.AppendEntriesResponse), 10*time.Second)
+		if err != nil || requests(plainLane) == 0 {
+			return fmt.Errorf("no shared heartbeat: %w", err)
+		}
+		return nil
+	})
+	expect := func(what string, size int, shared bool) {
+		t.Helper()
+		entries, beats := requests(entryLane), requests(plainLane)
+		if err := push(size); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if got := requests(entryLane) > entries; got != shared || requests(plainLane) != beats {
+			t.Errorf("%s: shared a connection: %v", what, got)
 		}
 	}
-	for _, failure := range []error{nil, errors.New("no")} {
-		want := raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, Addr: []byte("n2")}, Term: 9,
-			LastLog: 4, NoRetryBackoff: true}
-		body, _ := appendHeartbeatAnswer(nil, &want, failure)
-		var got raft.AppendEntriesResponse
-		answered, err, corrupt := parseHeartbeatAnswer(body, &got)
-		if !answered || corrupt != nil || (err == nil) != (failure == nil) || err == nil && !reflect.DeepEqual(got, want) {
-			t.Errorf("failure %v: read %+v, %v, %v, %v", failure, got, answered, err, corrupt)
-		}
-	}
-}
-
-// TestAPartialHeartbeatIsNotAwaited: the reader of a connection waits for the rest of a message only after it has
-// answered the messages before it.
-func TestAPartialHeartbeatIsNotAwaited(t *testing.T) {
-	one, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) { return append(b, "body"...), true })
-	for cut := range len(one) + 1 {
-		r := bufio.NewReader(bytes.NewReader(append(bytes.Clone(one), one[:cut]...)))
-		if _, err := readHeartbeat(r, maxHeartbeatBytes); err != nil {
-			t.Fatal(err)
-		}
-		if cut > 0 {
-			_, _ = r.Peek(1) // fill the buffer
-		}
-		if got := hasHeartbeat(r); got != (cut == len(one)) {
-			t.Errorf("with %d of %d bytes it has a message: %v", cut, len(one), got)
-		}
+	expect("a small entry", 1000, true)
+	expect("the largest", maxSharedBytes, true)
+	expect("a larger one", maxSharedBytes+1, false)
+	w := &from.shared.connTo("n2", entryLane).out
+	w.mu.Lock()
+	w.buf, w.writing = make([]byte, maxUnsentBytes+1), true
+	w.mu.Unlock()
+	if err := push(1000); err != nil {
+		t.Errorf("while too much waits: %v", err)
 	}
 }
 
@@ -517,7 +464,7 @@ func TestADelayedMessageOfAnEarlierLeaderIsNotSent(t *testing.T) {
 		f, self := &follower{}, emptyReplica(false)
 		self.Quiet = func() time.Duration { return time.Minute }
 		self.Leads = func(uint64) bool { return !stepped.Load() }
-		tr := &Transport{Transport: f, replica: self, beats: &Heartbeats{peers: map[raft.ServerAddress]*heartbeatPeer{}},
+		tr := &Transport{Transport: f, replica: self, shared: &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
 			followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
 		call := func() error {
 			return tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
@@ -533,57 +480,5 @@ func TestADelayedMessageOfAnEarlierLeaderIsNotSent(t *testing.T) {
 		if err := <-done; err == nil || len(f.indices()) != sent {
 			t.Errorf("%d messages, %v; want none after the step-down", len(f.indices())-sent, err)
 		}
-	})
-}
-
-// FuzzHeartbeat: bytes of a peer end the connection or are read as what they say.
-func FuzzHeartbeat(f *testing.F) {
-	a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
-		Addr: []byte("n1\x00r2")}, Term: 5, LeaderCommitIndex: 7, PrevLogEntry: 7}
-	request, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) {
-		return appendHeartbeatRequest(b, appendKind, "g", a)
-	})
-	answer, _ := appendHeartbeat(nil, 1, answerOf(raft.RPCResponse{Response: &raft.AppendEntriesResponse{Term: 2}}))
-	vote, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) {
-		return appendHeartbeatRequest(b, voteKind, "g", &raft.AppendEntriesRequest{Term: 3, PrevLogEntry: 2,
-			PrevLogTerm: 1})
-	})
-	f.Add(request)
-	f.Add(vote)
-	f.Add(answer)
-	f.Add(request[:40])
-	long, _ := appendHeartbeat(nil, 1, func(b []byte) ([]byte, bool) {
-		return appendHeartbeatRequest(b, appendKind, strings.Repeat("g", 255), a)
-	})
-	f.Add(long)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) >= heartbeatHeadBytes { // set the checksums, so that the bytes after them are tested too
-			b = bytes.Clone(b)
-			end := min(uint64(len(b)), heartbeatHeadBytes+uint64(binary.LittleEndian.Uint32(b[4:])))
-			if group := heartbeatHeadBytes + 1; int(end) > group && int(end) >= group+int(b[group-1])+appendHeadBytes {
-				inner := b[group+int(b[group-1]) : end]
-				binary.LittleEndian.PutUint32(inner, crc32.Checksum(inner[4:], castagnoli))
-			}
-			binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:end], castagnoli))
-		}
-		allocs.Frugal(t, b, func() {
-			m, err := readTestHeartbeat(b)
-			if err != nil {
-				return
-			}
-			if k, group, a, err := parseHeartbeatRequest(m.body); err == nil {
-				again, ok := appendHeartbeatRequest(nil, k, group, a)
-				if !ok || !bytes.Equal(again, m.body) {
-					t.Errorf("%x was read as %s, %+v", m.body, group, a)
-				}
-			}
-			var resp raft.AppendEntriesResponse
-			answered, err, corrupt := parseHeartbeatAnswer(m.body, &resp)
-			if answered && corrupt == nil && err == nil {
-				if again, ok := appendHeartbeatAnswer(nil, &resp, nil); !ok || !bytes.Equal(again, m.body) {
-					t.Errorf("%x was read as the answer %+v", m.body, resp)
-				}
-			}
-		})
 	})
 }
