@@ -389,18 +389,23 @@ func (r *sharedRequest) finish(out *gatheredWriter) {
 		t.waiting.Add(1)
 		t.wg.Go(func() {
 			defer t.waiting.Add(-1)
-			if !r.taken && !t.deliver(r.rpc) {
-				return
-			}
-			select {
-			case a := <-r.result:
-				if ok, err := out.add(RPCTimeout, r.id, answerOf(a)); !ok || err != nil {
-					out.c.Close()
-				}
-			case <-t.stop:
+			if ok, err := out.add(RPCTimeout, r.id, answerOf(r.wait())); !ok || err != nil {
+				out.c.Close()
 			}
 		})
 	}
+}
+
+// wait returns the answer of raft, or ErrStopped when the transport ends.
+func (r *sharedRequest) wait() raft.RPCResponse {
+	if r.taken || r.to.deliver(r.rpc) {
+		select {
+		case a := <-r.result:
+			return a
+		case <-r.to.stop:
+		}
+	}
+	return raft.RPCResponse{Error: ErrStopped}
 }
 
 // answerOf returns the function that appends an answer of raft.

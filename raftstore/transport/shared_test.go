@@ -456,6 +456,30 @@ func TestSmallEntriesShareAConnection(t *testing.T) {
 	}
 }
 
+// A leader learns at once that the replica of its follower has ended.
+func TestAReplicaThatEndsAnswers(t *testing.T) {
+	peers := newTestNet(t, "n1", "n2")
+	from, to := peers.sharing("n1", 1, "g")["g"], peers.sharing("n2", 2, "g")["g"]
+	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
+	var c *sharedConn
+	sent(t, func() error {
+		if c = from.shared.connTo("n2", plainLane); c == nil {
+			return errors.New("not dialled yet")
+		}
+		return nil
+	})
+	result := make(chan error, 1)
+	go func() {
+		_, err := c.call(from.layer, appendKind, addressedBeat(from), new(raft.AppendEntriesResponse), time.Hour)
+		result <- err
+	}()
+	<-to.Consumer() // raft has it and does not answer
+	to.Close()
+	if err := <-result; err == nil || !strings.Contains(err.Error(), ErrStopped.Error()) {
+		t.Errorf("the answer of a replica that has ended: %v", err)
+	}
+}
+
 // TestADelayedMessageOfAnEarlierLeaderIsNotSent: a leader that steps down while a message waits does not send it,
 // because its follower would then wait longer before it elects another.
 func TestADelayedMessageOfAnEarlierLeaderIsNotSent(t *testing.T) {
