@@ -68,6 +68,7 @@ checkpoint: {to: %s, keep_best: true, every: 1s, keep: 1}
 		}
 	}
 	var scored []report.Event
+	var killed report.Number // the best score of the killed trainer
 	for i := 1; i <= began; i++ {
 		for line := range bytes.Lines(mustRead(t, name("progress", i))) {
 			var e report.Event
@@ -75,6 +76,9 @@ checkpoint: {to: %s, keep_best: true, every: 1s, keep: 1}
 				continue
 			}
 			scored = append(scored, e)
+			if i == 1 {
+				killed = max(killed, e.Held.AUC)
+			}
 		}
 	}
 	slices.SortFunc(scored, func(a, b report.Event) int { return a.Time.Compare(b.Time) })
@@ -89,14 +93,18 @@ checkpoint: {to: %s, keep_best: true, every: 1s, keep: 1}
 	for i := 2; i <= 3; i++ {
 		var r report.Result
 		readJSON(t, name("result", i), &r)
-		b := r.BestScore
-		if !strings.HasPrefix(r.StopReason, "early stop: ") || b == nil || b.Checkpoint == "" || b.Value != best {
+		b, saved := r.BestScore, r.BestScore
+		if b != nil && b.Checkpoint == "" && b.Value == killed {
+			saved = r.SavedScore // it was killed before it had the checkpoint of its last best score
+		}
+		if !strings.HasPrefix(r.StopReason, "early stop: ") || b == nil || b.Value != best || saved == nil ||
+			saved.Checkpoint == "" {
 			t.Errorf("process %d stopped because %q, with the best score %+v; want AUC %v of %d scores", i, r.StopReason, b,
 				best, len(scored))
 			continue
 		}
-		if state := listed(t, dest)[strings.TrimPrefix(b.Checkpoint, dest+"/")]; state != "complete" {
-			t.Errorf("the checkpoint %s of the best score is %q: %v", b.Checkpoint, state, listed(t, dest))
+		if state := listed(t, dest)[strings.TrimPrefix(saved.Checkpoint, dest+"/")]; state != "complete" {
+			t.Errorf("the checkpoint %s of the best score is %q: %v", saved.Checkpoint, state, listed(t, dest))
 		}
 	}
 	c.jobUntil("early", "the job is stopped", func(v jobView) bool { return v.State == "stopped" })
