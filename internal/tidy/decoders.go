@@ -144,7 +144,7 @@ var decoders = map[string]string{
 
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
-	"raftstore/transport.hasShared":     "a length that readHeartbeat reads again, and checks",
+	"raftstore/transport.hasShared":     "a length that readShared reads again, and checks",
 	"capi.call":                         "JSON of the same process",
 	"capi.request":                      "JSON of the same process",
 	"capi.readMode":                     "JSON of the same process",

@@ -40,7 +40,7 @@ type channel uint8
 const (
 	raftChannel  channel = 0 // that of raft's network transport
 	entryChannel channel = 1 // the requests of a group, but snapshots
-	// the requests of all groups without entries and snapshots; only of ServerGroup
+	// small requests of all groups; only of ServerGroup
 	sharedChannel channel = 2
 )
 

@@ -40,27 +40,27 @@ type Shared struct {
 // sharedPeer is what Shared knows of another server.
 type sharedPeer struct {
 	departures departures
-	lanes      [lanes]sharedLane // guarded by Shared.mu
+	conns      [connClasses]classConn // guarded by Shared.mu
 }
 
-// lane says which messages a connection is for.
-type lane int
+// connClass says which messages a connection is for.
+type connClass int
 
 const (
-	plainLane lane = iota // without entries
-	entryLane
-	lanes
+	controlClass connClass = iota // without entries
+	entryClass
+	connClasses
 )
 
-func laneOf(a *raft.AppendEntriesRequest) lane {
+func classOf(a *raft.AppendEntriesRequest) connClass {
 	if len(a.Entries) > 0 {
-		return entryLane
+		return entryClass
 	}
-	return plainLane
+	return controlClass
 }
 
-// sharedLane is a connection to another server.
-type sharedLane struct {
+// classConn is a connection to another server.
+type classConn struct {
 	conn    *sharedConn // nil: none
 	dialing bool
 	retryAt time.Time // of the next dial
@@ -69,16 +69,18 @@ type sharedLane struct {
 const (
 	// sharedRedial is the pause after a failed dial. Messages then travel on the connections of their groups.
 	sharedRedial = time.Second
-	// maxWaiting bounds the messages of one group that wait for its main loop.
-	maxWaiting = 16
-	// maxPassed bounds the messages that are answered together.
-	maxPassed = 1 << 10
+	// maxSharedWaiting bounds the messages of one group that wait for its main loop.
+	maxSharedWaiting = 16
+	// maxSharedBatch bounds the messages that are answered together.
+	maxSharedBatch = 1 << 10
 	// sharedReadBytes is the buffer of a connection that another server has dialled: a message with entries fits.
 	sharedReadBytes = 128 << 10
+	// sharedWriteBytes is how much must be written within RPCTimeout.
+	sharedWriteBytes = 256 << 10
 	// keptOutBytes is the size up to which the memory of written messages is kept for others.
 	keptOutBytes = 1 << 20
 	// maxUnsentBytes is how much may wait for a connection before requests take another one.
-	maxUnsentBytes = 4 << 20
+	maxUnsentBytes = 1 << 20
 )
 
 // NewShared returns the Shared of a server. layer is that of peer.ServerGroup; Close closes it.
@@ -131,11 +133,11 @@ func (h *Shared) departuresTo(target raft.ServerAddress) *departures {
 	return &h.peerLocked(target).departures
 }
 
-// connTo returns the connection to target for l, or nil. It then dials.
-func (h *Shared) connTo(target raft.ServerAddress, l lane) *sharedConn {
+// connTo returns the connection to target for messages of class, or nil. It then dials.
+func (h *Shared) connTo(target raft.ServerAddress, class connClass) *sharedConn {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := &h.peerLocked(target).lanes[l]
+	s := &h.peerLocked(target).conns[class]
 	if s.conn != nil && !s.conn.silent.Load() {
 		return s.conn
 	}
@@ -147,7 +149,7 @@ func (h *Shared) connTo(target raft.ServerAddress, l lane) *sharedConn {
 }
 
 // dial connects to a server and reads its answers until the connection ends.
-func (h *Shared) dial(target raft.ServerAddress, s *sharedLane) {
+func (h *Shared) dial(target raft.ServerAddress, s *classConn) {
 	c, err := h.layer.DialShared(target, RPCTimeout)
 	h.mu.Lock()
 	s.dialing = false
@@ -157,9 +159,10 @@ func (h *Shared) dial(target raft.ServerAddress, s *sharedLane) {
 		h.log.Debug("the groups share no connection", "server", string(target), "err", err)
 		return
 	}
-	b := &sharedConn{Conn: c, out: gatheredWriter{c: c}, waiting: map[uint64]chan<- sharedResult{}}
+	b := &sharedConn{Conn: c, out: newGatheredWriter(c), waiting: map[uint64]chan<- sharedResult{}}
 	s.conn = b
 	h.mu.Unlock()
+	h.wg.Go(b.out.run)
 	err = b.readAnswers()
 	h.mu.Lock()
 	if s.conn == b {
@@ -167,14 +170,15 @@ func (h *Shared) dial(target raft.ServerAddress, s *sharedLane) {
 	}
 	h.mu.Unlock()
 	c.Close()
-	b.fail(err)
+	b.out.end()
+	b.fail(b.out.failure(err))
 }
 
 // send sends a message of group to the server target and waits for the answer. sent is false if the message must use
 // the connection of its group.
 func (h *Shared) send(from *peer.Layer, target raft.ServerAddress, k kind, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse, timeout time.Duration) (sent bool, err error) {
-	c := h.connTo(target, laneOf(args))
+	c := h.connTo(target, classOf(args))
 	if c == nil || !from.MaySend(c.Conn) {
 		return false, nil
 	}
@@ -184,13 +188,14 @@ func (h *Shared) send(from *peer.Layer, target raft.ServerAddress, k kind, args 
 // sharedConn is a connection that this server has dialled.
 type sharedConn struct {
 	net.Conn
-	out   gatheredWriter
+	out   *gatheredWriter
 	heard atomic.Int64 // answers read
 	// silent is set when an answer is late and none has come meanwhile: new requests take another connection.
 	silent atomic.Bool
 
-	mu      sync.Mutex // guards the fields below; not held across I/O
-	last    uint64     // id of the last request
+	mu      sync.Mutex    // guards the fields below; not held across I/O
+	last    uint64        // id of the last request
+	longest time.Duration // time limit of a request
 	waiting map[uint64]chan<- sharedResult
 	failed  error // of the connection; then nothing waits any more
 }
@@ -213,21 +218,15 @@ func (c *sharedConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesRequ
 	c.last++
 	id := c.last
 	c.waiting[id] = result
+	c.longest = max(c.longest, timeout)
 	c.mu.Unlock()
 	defer c.forget(id)
 	heard := c.heard.Load()
-	ok, err := c.out.add(timeout, id, func(b []byte) ([]byte, bool) {
-		return appendSharedRequest(b, k, from.Group(), args)
-	})
-	if !ok {
-		return false, nil
-	}
-	if err != nil {
-		c.Close()
-		return true, err
-	}
 	late := time.NewTimer(timeout)
 	defer late.Stop()
+	if !c.out.add(id, func(b []byte) ([]byte, bool) { return appendSharedRequest(b, k, from.Group(), args) }) {
+		return false, nil
+	}
 	select {
 	case r := <-result:
 		if r.err != nil {
@@ -245,7 +244,9 @@ func (c *sharedConn) call(from *peer.Layer, k kind, args *raft.AppendEntriesRequ
 		// Most likely the connection is dead if no group answers. The requests that came later have their time, too: an
 		// answer may be a vote.
 		if c.heard.Load() == heard && !c.silent.Swap(true) {
-			time.AfterFunc(timeout, func() { c.Close() })
+			c.mu.Lock()
+			time.AfterFunc(c.longest, func() { c.Close() })
+			c.mu.Unlock()
 		}
 		return true, rowraft.Errorf(rowraft.CodeDeadline, "no answer within %v", timeout)
 	}
@@ -302,7 +303,9 @@ func (h *Shared) accept() {
 // together, except by groups that are busy: each of these answers from a goroutine of its own.
 func (h *Shared) serve(c net.Conn) {
 	defer c.Close()
-	out := &gatheredWriter{c: c}
+	out := newGatheredWriter(c)
+	h.wg.Go(out.run)
+	defer out.end()
 	r := bufio.NewReaderSize(c, sharedReadBytes)
 	var passed []*sharedRequest
 	for {
@@ -313,7 +316,7 @@ func (h *Shared) serve(c net.Conn) {
 				passed = append(passed, one)
 			}
 		}
-		if err == nil && len(passed) < maxPassed && hasShared(r) {
+		if err == nil && len(passed) < maxSharedBatch && hasShared(r) {
 			continue
 		}
 		runtime.Gosched() // the main loops answer
@@ -321,11 +324,8 @@ func (h *Shared) serve(c net.Conn) {
 			one.finish(out)
 		}
 		passed = passed[:0]
-		if err == nil {
-			err = out.flush(RPCTimeout)
-		}
 		if err != nil {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+			if err = out.failure(err); !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 				h.log.Warn("closing a connection of all groups", "remote", c.RemoteAddr(), "err", err)
 			}
 			return
@@ -362,7 +362,7 @@ func (h *Shared) enter(c net.Conn, group string) *Transport {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := h.groups[group]
-	if t == nil || !t.layer.MayReceive(c) || t.waiting.Load() >= maxWaiting {
+	if t == nil || !t.layer.MayReceive(c) || t.waiting.Load() >= maxSharedWaiting {
 		return nil
 	}
 	t.wg.Add(1)
@@ -389,9 +389,7 @@ func (r *sharedRequest) finish(out *gatheredWriter) {
 		t.waiting.Add(1)
 		t.wg.Go(func() {
 			defer t.waiting.Add(-1)
-			if ok, err := out.add(RPCTimeout, r.id, answerOf(r.wait())); !ok || err != nil {
-				out.c.Close()
-			}
+			out.answer(r.id, answerOf(r.wait()))
 		})
 	}
 }
@@ -404,6 +402,11 @@ func (r *sharedRequest) wait() raft.RPCResponse {
 			return a
 		case <-r.to.stop:
 		}
+		select { // both may be there
+		case a := <-r.result:
+			return a
+		default:
+		}
 	}
 	return raft.RPCResponse{Error: ErrStopped}
 }
@@ -414,76 +417,91 @@ func answerOf(a raft.RPCResponse) func([]byte) ([]byte, bool) {
 	return func(b []byte) ([]byte, bool) { return appendSharedAnswer(b, resp, err) }
 }
 
-// gatheredWriter writes messages of many goroutines with few writes.
+// gatheredWriter writes the messages of many goroutines, which do not wait for it. What they add at the same moment is
+// one write.
 type gatheredWriter struct {
-	c net.Conn
+	c     net.Conn
+	added chan struct{} // of 1: buf is not empty
+	ended chan struct{} // closed by end
 
-	mu      sync.Mutex // guards the fields below; not held across I/O
-	buf     []byte
-	spare   []byte // capacity for the next buf
-	writing bool   // a goroutine writes; it also writes what is added meanwhile
-	failed  error  // of a write
+	mu     sync.Mutex // guards the fields below; not held across I/O
+	buf    []byte
+	failed error // of a write
 }
 
-// add appends a message and has it written, after those that other goroutines add at the same moment. ok is false, and
-// nothing is written, if body fails or too much waits.
-func (w *gatheredWriter) add(timeout time.Duration, id uint64, body func([]byte) ([]byte, bool)) (ok bool, err error) {
-	if ok, err := w.append(id, body); !ok || err != nil {
-		return ok, err
-	}
-	runtime.Gosched() // the goroutines that were woken together with this one append their messages
-	return true, w.flush(timeout)
+func newGatheredWriter(c net.Conn) *gatheredWriter {
+	return &gatheredWriter{c: c, added: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
-// append appends a message for the next flush. ok is as in add. An error is that of the connection.
-func (w *gatheredWriter) append(id uint64, body func([]byte) ([]byte, bool)) (ok bool, err error) {
+// add adds a message. It returns false if body fails, a write has failed, or too much waits.
+func (w *gatheredWriter) add(id uint64, body func([]byte) ([]byte, bool)) (ok bool) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case w.failed != nil:
-		return true, w.failed
-	case len(w.buf) > maxUnsentBytes:
-		return false, nil
+	if w.failed == nil && len(w.buf) <= maxUnsentBytes {
+		w.buf, ok = appendShared(w.buf, id, body)
 	}
-	w.buf, ok = appendShared(w.buf, id, body)
-	return ok, nil
+	w.mu.Unlock()
+	if ok {
+		select {
+		case w.added <- struct{}{}:
+		default:
+		}
+	}
+	return ok
 }
 
-// answer appends an answer for the next flush, or closes the connection: a request would wait for it without need.
+// answer adds an answer, or closes the connection: otherwise the request would wait for it.
 func (w *gatheredWriter) answer(id uint64, body func([]byte) ([]byte, bool)) {
-	if ok, err := w.append(id, body); !ok || err != nil {
+	if !w.add(id, body) {
 		w.c.Close()
 	}
 }
 
-// flush writes what was appended, unless another goroutine is writing: then that one does it.
-func (w *gatheredWriter) flush(timeout time.Duration) error {
+// run writes what is added until end or an error, after which it closes the connection.
+func (w *gatheredWriter) run() {
+	var out []byte
+	for {
+		select {
+		case <-w.added:
+		case <-w.ended:
+			return
+		}
+		runtime.Gosched() // the goroutines that were woken together add their messages
+		w.mu.Lock()
+		out, w.buf = w.buf, out[:0]
+		w.mu.Unlock()
+		for done := 0; done < len(out); {
+			n := min(len(out)-done, sharedWriteBytes)
+			err := w.c.SetWriteDeadline(time.Now().Add(RPCTimeout))
+			if err == nil {
+				_, err = w.c.Write(out[done : done+n])
+			}
+			if err != nil {
+				w.mu.Lock()
+				w.failed, w.buf = err, nil
+				w.mu.Unlock()
+				w.c.Close()
+				return
+			}
+			done += n
+		}
+		if cap(out) > keptOutBytes {
+			out = nil
+		}
+	}
+}
+
+// failure returns the error of a write, or err if none has failed.
+func (w *gatheredWriter) failure(err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.writing {
+	if w.failed != nil {
 		return w.failed
 	}
-	w.writing = true
-	for len(w.buf) > 0 && w.failed == nil {
-		out := w.buf
-		w.buf = w.spare[:0]
-		w.mu.Unlock()
-		err := w.c.SetWriteDeadline(time.Now().Add(timeout))
-		if err == nil {
-			_, err = w.c.Write(out)
-		}
-		w.mu.Lock()
-		w.spare = out
-		if cap(out) > keptOutBytes {
-			w.spare = nil
-		}
-		if err != nil {
-			w.failed = err
-		}
-	}
-	w.writing = false
-	return w.failed
+	return err
 }
+
+// end ends run.
+func (w *gatheredWriter) end() { close(w.ended) }
 
 // departures are those of the two kinds of messages without news. A kind has its own, because the kinds wait for
 // different times.

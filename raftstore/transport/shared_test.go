@@ -1,13 +1,18 @@
 package transport
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -222,7 +227,7 @@ func TestHeartbeatsShareAConnection(t *testing.T) {
 	beat("a")
 	beat("b")
 	// Group c has not compared anything. It does not send, and one that sends nevertheless gets no answer.
-	conn := from["c"].shared.connTo("n2", plainLane)
+	conn := from["c"].shared.connTo("n2", controlClass)
 	if from["c"].layer.MaySend(conn.Conn) {
 		t.Error("a replica sends to one with which it has compared nothing")
 	}
@@ -329,7 +334,7 @@ func TestVotesShareAConnection(t *testing.T) {
 		})
 	}
 	sent(t, func() error {
-		c := from.shared.connTo("n2", plainLane)
+		c := from.shared.connTo("n2", controlClass)
 		if c == nil {
 			return errors.New("there is no connection of all groups")
 		}
@@ -359,7 +364,7 @@ func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
 	}
 	var first *sharedConn
 	sent(t, func() error {
-		if first = from["g"].shared.connTo("n2", plainLane); first == nil {
+		if first = from["g"].shared.connTo("n2", controlClass); first == nil {
 			return errors.New("not dialled yet")
 		}
 		return nil
@@ -381,7 +386,7 @@ func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
 		t.Errorf("a vote that was under way: %v", err)
 	}
 	sent(t, func() error {
-		if c := from["g"].shared.connTo("n2", plainLane); c == nil || c == first {
+		if c := from["g"].shared.connTo("n2", controlClass); c == nil || c == first {
 			return errors.New("new requests have no other connection")
 		}
 		return nil
@@ -393,66 +398,105 @@ func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
 func TestSmallEntriesShareAConnection(t *testing.T) {
 	peers := newTestNet(t, "n1", "n2")
 	from, to := peers.sharing("n1", 1, "g")["g"], peers.sharing("n2", 2, "g")["g"]
-	received := make(chan int, 100)
+	var mu sync.Mutex
+	received := map[uint64][]byte{} // by index; they must stay as they are
 	answered(t, to, func(rpc raft.RPC) {
-		a := rpc.Command.(*raft.AppendEntriesRequest)
-		if len(a.Entries) > 0 {
-			received <- len(a.Entries[0].Data)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, l := range rpc.Command.(*raft.AppendEntriesRequest).Entries {
+			received[l.Index] = l.Data
 		}
 		rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{Addr: []byte("n2\x00\x00g")}, Term: 7,
 			Success: true}, nil)
 	})
 	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
-	push := func(size int) error {
+	last := uint64(0)
+	entry := func(size int) *raft.AppendEntriesRequest {
+		last++
 		a := addressedBeat(from)
-		a.Entries = []*raft.Log{sealedEntry(t, 1, 7, make([]byte, size))}
+		a.Entries = []*raft.Log{sealedEntry(t, last, 7, bytes.Repeat([]byte{byte(last)}, size))}
+		return a
+	}
+	share := func(a *raft.AppendEntriesRequest) error {
 		var resp raft.AppendEntriesResponse
-		if err := from.net.AppendEntries("r", "n2", a, &resp); err != nil {
-			return err
-		}
-		if got := <-received; got != size || !resp.Success {
-			return fmt.Errorf("raft received %d bytes of %d, and answered %+v", got, size, resp)
+		shared, err := from.shared.send(from.layer, "n2", appendKind, a, &resp, 10*time.Second)
+		if !shared || err != nil || !resp.Success || string(resp.Addr) != "n2\x00\x00g" {
+			return fmt.Errorf("shared %v, answer %+v, error %v", shared, resp, err)
 		}
 		return nil
 	}
-	requests := func(l lane) uint64 {
-		c := from.shared.connTo("n2", l)
-		if c == nil {
-			return 0
-		}
+	sent(t, func() error { return share(entry(100)) }) // the connection is dialled concurrently
+	sent(t, func() error { return share(addressedBeat(from)) })
+	requests := func(class connClass) uint64 {
+		c := from.shared.connTo("n2", class)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.last
 	}
-	sent(t, func() error { // the connections are dialled concurrently
-		if err := push(100); err != nil || requests(entryLane) == 0 {
-			return fmt.Errorf("no shared entry: %w", err)
-		}
-		_, err := sharedBeat(from, new(raft.AppendEntriesResponse), 10*time.Second)
-		if err != nil || requests(plainLane) == 0 {
-			return fmt.Errorf("no shared heartbeat: %w", err)
-		}
-		return nil
-	})
-	expect := func(what string, size int, shared bool) {
+	expect := func(size int, shared bool) {
 		t.Helper()
-		entries, beats := requests(entryLane), requests(plainLane)
-		if err := push(size); err != nil {
-			t.Fatalf("%s: %v", what, err)
+		entries, beats := requests(entryClass), requests(controlClass)
+		var resp raft.AppendEntriesResponse
+		if err := from.net.AppendEntries("r", "n2", entry(size), &resp); err != nil || !resp.Success {
+			t.Fatalf("an entry of %d bytes: %+v, %v", size, resp, err)
 		}
-		if got := requests(entryLane) > entries; got != shared || requests(plainLane) != beats {
-			t.Errorf("%s: shared a connection: %v", what, got)
+		if got := requests(entryClass) > entries; got != shared || requests(controlClass) != beats {
+			t.Errorf("an entry of %d bytes shared a connection: %v", size, got)
 		}
 	}
-	expect("a small entry", 1000, true)
-	expect("the largest", maxSharedBytes, true)
-	expect("a larger one", maxSharedBytes+1, false)
-	w := &from.shared.connTo("n2", entryLane).out
+	for range 20 {
+		if err := share(entry(1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(1000, true)
+	expect(maxSharedBytes, true)
+	expect(maxSharedBytes+1, false)
+	w := from.shared.connTo("n2", entryClass).out
 	w.mu.Lock()
-	w.buf, w.writing = make([]byte, maxUnsentBytes+1), true
+	w.buf = make([]byte, maxUnsentBytes+1) // run does not know of it
 	w.mu.Unlock()
-	if err := push(1000); err != nil {
+	if err := from.net.AppendEntries("r", "n2", entry(1000), new(raft.AppendEntriesResponse)); err != nil {
 		t.Errorf("while too much waits: %v", err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for i := last; i > last-20; i-- {
+		data := received[i]
+		if len(data) == 0 || !bytes.Equal(data, bytes.Repeat([]byte{byte(i)}, len(data))) {
+			t.Errorf("raft received entry %d with other data", i)
+		}
+	}
+}
+
+// Messages that others add while one is written do not keep the goroutine that added it.
+func TestNoGoroutineWritesForOthers(t *testing.T) {
+	ours, theirs := net.Pipe()
+	w := newGatheredWriter(ours)
+	ran := make(chan struct{})
+	go func() {
+		w.run()
+		close(ran)
+	}()
+	body := func(b []byte) ([]byte, bool) { return append(b, "message"...), true }
+	for id := range uint64(100) { // the other end reads none yet
+		if !w.add(id, body) {
+			t.Fatalf("message %d was refused", id)
+		}
+	}
+	r := bufio.NewReader(theirs)
+	for id := range uint64(100) {
+		if m, err := readShared(r, 100); err != nil || m.id != id || string(m.body) != "message" {
+			t.Fatalf("read %d: %s, %v; want %d", m.id, m.body, err, id)
+		}
+	}
+	theirs.Close()
+	for w.add(0, body) { // until the write has failed
+		runtime.Gosched()
+	}
+	<-ran
+	if err := w.failure(nil); err == nil {
+		t.Error("the writer ended without an error")
 	}
 }
 
@@ -463,7 +507,7 @@ func TestAReplicaThatEndsAnswers(t *testing.T) {
 	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
 	var c *sharedConn
 	sent(t, func() error {
-		if c = from.shared.connTo("n2", plainLane); c == nil {
+		if c = from.shared.connTo("n2", controlClass); c == nil {
 			return errors.New("not dialled yet")
 		}
 		return nil

@@ -100,10 +100,13 @@ func appendSharedRequest(b []byte, k kind, group string, a *raft.AppendEntriesRe
 	}
 	b = append(append(b, byte(len(group))), group...)
 	b, ok := appendRequestHead(b, k, a)
+	if !ok {
+		return b, false
+	}
 	for _, l := range a.Entries {
 		b = append(b, l.Data...)
 	}
-	return b, ok
+	return b, true
 }
 
 // parseSharedRequest is the inverse of appendSharedRequest. The entries are in b.
@@ -131,8 +134,10 @@ func parseSharedRequest(b []byte) (k kind, group string, a *raft.AppendEntriesRe
 	}
 	rest := byteReader(b[data:])
 	err = readEntries(a, b[heads:data], rest.take)
-	if err == nil && len(rest) > 0 {
-		err = rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the entries of a shared request", len(rest))
+	if err == nil && (len(rest) > 0 || !mayShare(a)) {
+		err = rowraft.Errorf(rowraft.CodeCorrupt,
+			"a shared request has %d bytes of %d entries, at most %d of %d, and %d bytes after them", len(b)-data-len(rest),
+			entries, maxSharedBytes, maxSharedEntries, len(rest))
 	}
 	return k, group, a, err
 }

@@ -180,6 +180,10 @@ func TestWhatMayShare(t *testing.T) {
 			t.Errorf("%d entries of %d bytes may share: %v", tc.n, tc.bytes, got)
 		}
 		if !tc.want {
+			body, _ := appendSharedRequest(nil, appendKind, "g", a)
+			if _, _, _, err := parseSharedRequest(body); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+				t.Errorf("%d entries of %d bytes were read: %v", tc.n, tc.bytes, err)
+			}
 			continue
 		}
 		b, ok := appendShared(nil, 1, func(b []byte) ([]byte, bool) {

@@ -400,7 +400,7 @@ func (t *Transport) EncodePeer(id raft.ServerID, addr raft.ServerAddress) []byte
 
 // received records the timers and turn flags in the header of an answer of replica id.
 func (t *Transport) received(id raft.ServerID, h raft.RPCHeader, err error) {
-	if err == nil && len(h.Addr) > 0 { // the answer to entries has no sender, so it tells nothing of timers and turns
+	if err == nil && len(h.Addr) > 0 { // on a connection of the group it has none: no timers and turns
 		_, _, report, flags, _ := splitSender(h.Addr)
 		now := time.Now()
 		t.replica.Timers.Receive(id, report, now)
