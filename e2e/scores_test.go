@@ -95,7 +95,7 @@ checkpoint: {to: %s, keep_best: true, every: 1s, keep: 1}
 		readJSON(t, name("result", i), &r)
 		b, saved := r.BestScore, r.BestScore
 		if b != nil && b.Checkpoint == "" && b.Value == killed {
-			saved = r.SavedScore // it was killed before it had the checkpoint of its last best score
+			saved = r.SavedScore // that trainer was killed before the checkpoint of its last best score was complete
 		}
 		if !strings.HasPrefix(r.StopReason, "early stop: ") || b == nil || b.Value != best || saved == nil ||
 			saved.Checkpoint == "" {

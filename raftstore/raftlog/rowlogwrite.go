@@ -176,12 +176,13 @@ func (s *Shared) gather() {
 		defer q.Unlock()
 		return len(q.changes)
 	}
-	begun := time.Now()
-	for n, more := length(), true; more && n < groups && time.Since(begun) < gatherTime; {
+	n := length()
+	for begun := time.Now(); n < groups && time.Since(begun) < gatherTime; {
 		runtime.Gosched()
 		was := n
-		n = length()
-		more = n > was
+		if n = length(); n == was {
+			return
+		}
 	}
 }
 

@@ -163,3 +163,49 @@ func (t *Transport) tellsNothing(id raft.ServerID, args *raft.AppendEntriesReque
 	return ok && p.failures == 0 && !p.missed && !p.Installing && p.Match >= args.PrevLogEntry &&
 		p.told >= args.LeaderCommitIndex
 }
+
+// departures are those of the two kinds of messages without news. A kind has its own, because the kinds wait for
+// different times.
+type departures struct{ heartbeats, appends departure }
+
+// departure is the moment at which waiting messages leave together for one server. The zero value is ready.
+type departure struct {
+	mu    sync.Mutex
+	at    time.Time     // when the messages that wait leave
+	now   chan struct{} // closed at that moment; nil: no message waits
+	timer *time.Timer
+}
+
+// next returns a channel that is closed at the next departure, at the latest at latest.
+func (d *departure) next(latest time.Time) <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch wait := time.Until(latest); {
+	case d.now == nil:
+		d.now, d.at = make(chan struct{}), latest
+		if d.timer == nil {
+			d.timer = time.AfterFunc(wait, d.leave)
+		} else {
+			d.timer.Reset(wait)
+		}
+	case latest.Before(d.at):
+		d.at = latest
+		d.timer.Reset(wait)
+	}
+	return d.now
+}
+
+// leave lets all messages leave that wait.
+func (d *departure) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.now == nil {
+		return
+	}
+	if early := time.Until(d.at); early > 0 { // the timer fired before it was set to a later departure
+		d.timer.Reset(early)
+		return
+	}
+	close(d.now)
+	d.now = nil
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,15 @@ func (f *follower) AppendEntries(_ raft.ServerID, _ raft.ServerAddress, a *raft.
 	f.got = append(f.got, a.LeaderCommitIndex)
 	*r = raft.AppendEntriesResponse{Term: a.Term, Success: f.err == nil}
 	return f.err
+}
+
+// quietTransport returns the transport of a leader that sends to f. Its heartbeats wait for up to quiet.
+func quietTransport(f *follower, quiet time.Duration) *Transport {
+	self := emptyReplica(false)
+	self.Quiet = func() time.Duration { return quiet }
+	self.Leads = func(uint64) bool { return true }
+	return &Transport{Transport: f, replica: self, shared: &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
+		maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
 }
 
 // A message without news waits for an entry, for the end of the transport, or for Quiet. All others are sent at once.
@@ -76,12 +86,7 @@ func TestMessagesWithoutNewsWait(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &follower{}
-				self := emptyReplica(false)
-				self.Quiet = func() time.Duration { return quiet }
-				self.Leads = func(uint64) bool { return true }
-				tr := &Transport{Transport: f, replica: self, shared: &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
-					maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{},
-					marksSent: map[raft.ServerID]sentMarks{}}
+				tr := quietTransport(f, quiet)
 				call := func(term, prev, commit uint64, entries []*raft.Log) {
 					req := raft.AppendEntriesRequest{Term: term, PrevLogEntry: prev, LeaderCommitIndex: commit, Entries: entries}
 					if err := tr.AppendEntries("r", "", &req, &raft.AppendEntriesResponse{}); err != nil {
@@ -121,12 +126,7 @@ func TestMessagesWithoutNewsWait(t *testing.T) {
 func TestMessagesForAllServersLeaveTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const quiet = 125 * time.Millisecond
-		self := emptyReplica(false)
-		self.Quiet = func() time.Duration { return quiet }
-		self.Leads = func(uint64) bool { return true }
-		tr := &Transport{Transport: &follower{}, replica: self,
-			shared:      &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
-			maxRPCBytes: 1 << 20, followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
+		tr := quietTransport(&follower{}, quiet)
 		tr.Stored(5)
 		send := func(to string, args raft.AppendEntriesRequest) time.Duration {
 			begun := time.Now()
@@ -167,6 +167,154 @@ func TestMessagesForAllServersLeaveTogether(t *testing.T) {
 		time.Sleep(30 * time.Millisecond)
 		if send("a", heartbeat); time.Now().UnixNano()%int64(quiet) != 0 {
 			t.Errorf("a heartbeat left at %v", time.Now())
+		}
+	})
+}
+
+// A heartbeat waits only if its follower has answered the last one of the term and no read needs an answer.
+func TestHeartbeatsWithNewsAreNotDelayed(t *testing.T) {
+	const wait = time.Hour
+	for _, tc := range []struct {
+		name   string
+		before func(*Transport, *follower) // after a heartbeat of term 1 was answered
+		term   uint64
+		after  time.Duration // since that heartbeat
+		waits  time.Duration
+		wake   func(*Transport)
+	}{
+		{name: "nothing new", term: 1, waits: wait},
+		{name: "nothing new, later", term: 1, after: wait / 4, waits: wait - wait/4},
+		{name: "late already", term: 1, after: 2 * wait},
+		{name: "another term", term: 2},
+		{name: "a follower that missed one", term: 1, before: func(tr *Transport, f *follower) {
+			f.err = errors.New("no answer")
+			tr.BeginRound()
+			defer tr.EndRound()
+			_ = tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
+			f.err = nil
+		}},
+		{name: "a read waits for the answer", term: 1, before: func(tr *Transport, _ *follower) { tr.BeginRound() }},
+		{name: "the second of two reads has ended", term: 1, before: func(tr *Transport, _ *follower) {
+			tr.BeginRound()
+			tr.BeginRound()
+			tr.EndRound()
+		}},
+		{name: "the read has ended", term: 1, before: func(tr *Transport, _ *follower) {
+			tr.BeginRound()
+			tr.EndRound()
+		}, waits: wait},
+		{name: "a read begins", term: 1, waits: wait / 2, wake: (*Transport).BeginRound},
+		{name: "the end wakes it", term: 1, waits: wait / 2, wake: func(tr *Transport) { tr.quiet.end() }},
+		{name: "after the end", term: 1, before: func(tr *Transport, _ *follower) { tr.quiet.end() }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &follower{}
+				tr := quietTransport(f, wait)
+				call := func(term uint64) {
+					if err := tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: term},
+						&raft.AppendEntriesResponse{}); err != nil {
+						t.Error(err)
+					}
+				}
+				call(1)
+				if tc.before != nil {
+					tc.before(tr, f)
+				}
+				time.Sleep(tc.after) //tidy:allow sleep virtual time
+				begun, took := time.Now(), time.Duration(-1)
+				go func() {
+					call(tc.term)
+					took = time.Since(begun)
+				}()
+				if tc.wake != nil {
+					time.Sleep(tc.waits) //tidy:allow sleep virtual time
+					tc.wake(tr)
+				} else {
+					time.Sleep(2 * wait) //tidy:allow sleep virtual time
+				}
+				synctest.Wait()
+				if took != tc.waits {
+					t.Errorf("the heartbeat was sent and answered after %v, want %v", took, tc.waits)
+				}
+			})
+		})
+	}
+}
+
+// A read counts an answer only if the message was sent after the round began, so the time of a heartbeat that waited is
+// that of its departure.
+func TestAHeartbeatThatWaitedWasSentWhenItLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := quietTransport(&follower{}, time.Hour)
+		call := func() {
+			_ = tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
+		}
+		call()
+		first := time.Now()
+		go call()
+		time.Sleep(time.Minute) //tidy:allow sleep virtual time
+		synctest.Wait()
+		if p, _ := tr.Progress("r", 1); !p.Confirmed.Equal(first) {
+			t.Errorf("confirmed %v after the first heartbeat while the second waits", p.Confirmed.Sub(first))
+		}
+		begin := time.Now()
+		tr.BeginRound()
+		synctest.Wait()
+		if p, _ := tr.Progress("r", 1); p.Confirmed.Before(begin) {
+			t.Errorf("the answer is of a message of %v before the round", begin.Sub(p.Confirmed))
+		}
+	})
+}
+
+// Heartbeats of several groups that wait leave at the first moment at which one of them must.
+func TestHeartbeatsLeaveTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d departure
+		begun := time.Now()
+		var left [3]time.Duration
+		for i, latest := range []time.Duration{50, 30, 40} {
+			at := begun.Add(latest * time.Millisecond)
+			go func() {
+				<-d.next(at)
+				left[i] = time.Since(begun)
+			}()
+			synctest.Wait()
+		}
+		time.Sleep(time.Second) //tidy:allow sleep virtual time
+		synctest.Wait()
+		if want := 30 * time.Millisecond; left != [3]time.Duration{want, want, want} {
+			t.Errorf("they left after %v, want %v", left, want)
+		}
+		again := time.Now()
+		<-d.next(again.Add(time.Minute))
+		if took := time.Since(again); took != time.Minute {
+			t.Errorf("the next one left after %v", took)
+		}
+	})
+}
+
+// TestADelayedMessageOfAnEarlierLeaderIsNotSent: a leader that steps down while a message waits does not send it,
+// because its follower would then wait longer before it elects another.
+func TestADelayedMessageOfAnEarlierLeaderIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var stepped atomic.Bool
+		f := &follower{}
+		tr := quietTransport(f, time.Minute)
+		tr.replica.Leads = func(uint64) bool { return !stepped.Load() }
+		call := func() error {
+			return tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
+		}
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+		sent := len(f.indices())
+		done := make(chan error)
+		go func() { done <- call() }()
+		synctest.Wait()
+		stepped.Store(true)
+		if err := <-done; err == nil || len(f.indices()) != sent {
+			t.Errorf("%d messages, %v; want none after the step-down", len(f.indices())-sent, err)
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,7 +64,7 @@ func classOf(a *raft.AppendEntriesRequest) connClass {
 type classConn struct {
 	conn    *sharedConn // nil: none
 	dialing bool
-	retryAt time.Time // of the next dial
+	retryAt time.Time // when it may dial again
 }
 
 const (
@@ -77,8 +78,6 @@ const (
 	sharedReadBytes = 128 << 10
 	// sharedWriteBytes is how much must be written within RPCTimeout.
 	sharedWriteBytes = 256 << 10
-	// keptOutBytes is the size up to which the memory of written messages is kept for others.
-	keptOutBytes = 1 << 20
 	// maxUnsentBytes is how much may wait for a connection before requests take another one.
 	maxUnsentBytes = 1 << 20
 )
@@ -197,7 +196,7 @@ type sharedConn struct {
 	last    uint64        // id of the last request
 	longest time.Duration // time limit of a request
 	waiting map[uint64]chan<- sharedResult
-	failed  error // of the connection; then nothing waits any more
+	failed  error // why the connection has ended; no request waits then
 }
 
 // sharedResult is the body of an answer, or the error of the connection.
@@ -426,7 +425,7 @@ type gatheredWriter struct {
 
 	mu     sync.Mutex // guards the fields below; not held across I/O
 	buf    []byte
-	failed error // of a write
+	failed error // why a write has failed
 }
 
 func newGatheredWriter(c net.Conn) *gatheredWriter {
@@ -469,25 +468,27 @@ func (w *gatheredWriter) run() {
 		w.mu.Lock()
 		out, w.buf = w.buf, out[:0]
 		w.mu.Unlock()
-		for done := 0; done < len(out); {
-			n := min(len(out)-done, sharedWriteBytes)
-			err := w.c.SetWriteDeadline(time.Now().Add(RPCTimeout))
-			if err == nil {
-				_, err = w.c.Write(out[done : done+n])
-			}
-			if err != nil {
-				w.mu.Lock()
-				w.failed, w.buf = err, nil
-				w.mu.Unlock()
-				w.c.Close()
-				return
-			}
-			done += n
-		}
-		if cap(out) > keptOutBytes {
-			out = nil
+		if err := w.write(out); err != nil {
+			w.mu.Lock()
+			w.failed, w.buf = err, nil
+			w.mu.Unlock()
+			w.c.Close()
+			return
 		}
 	}
+}
+
+// write writes b, each sharedWriteBytes of it within RPCTimeout.
+func (w *gatheredWriter) write(b []byte) error {
+	for part := range slices.Chunk(b, sharedWriteBytes) {
+		if err := w.c.SetWriteDeadline(time.Now().Add(RPCTimeout)); err != nil {
+			return err
+		}
+		if _, err := w.c.Write(part); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // failure returns the error of a write, or err if none has failed.
@@ -502,49 +503,3 @@ func (w *gatheredWriter) failure(err error) error {
 
 // end ends run.
 func (w *gatheredWriter) end() { close(w.ended) }
-
-// departures are those of the two kinds of messages without news. A kind has its own, because the kinds wait for
-// different times.
-type departures struct{ heartbeats, appends departure }
-
-// departure is the moment at which waiting messages leave together for one server. The zero value is ready.
-type departure struct {
-	mu    sync.Mutex
-	at    time.Time     // of the next one
-	now   chan struct{} // closed at that moment; nil: no message waits
-	timer *time.Timer
-}
-
-// next returns a channel that is closed at the next departure, at the latest at latest.
-func (d *departure) next(latest time.Time) <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch wait := time.Until(latest); {
-	case d.now == nil:
-		d.now, d.at = make(chan struct{}), latest
-		if d.timer == nil {
-			d.timer = time.AfterFunc(wait, d.leave)
-		} else {
-			d.timer.Reset(wait)
-		}
-	case latest.Before(d.at):
-		d.at = latest
-		d.timer.Reset(wait)
-	}
-	return d.now
-}
-
-// leave lets all messages leave that wait.
-func (d *departure) leave() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.now == nil {
-		return
-	}
-	if early := time.Until(d.at); early > 0 { // the timer fired before it was set to a later departure
-		d.timer.Reset(early)
-		return
-	}
-	close(d.now)
-	d.now = nil
-}

@@ -13,9 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -24,138 +22,6 @@ import (
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/peer"
 )
-
-// A heartbeat waits only if its follower has answered the last one of the term and no read needs an answer.
-func TestHeartbeatsWithNewsAreNotDelayed(t *testing.T) {
-	const wait = time.Hour
-	for _, tc := range []struct {
-		name   string
-		before func(*Transport, *follower) // after a heartbeat of term 1 was answered
-		term   uint64
-		after  time.Duration // since that heartbeat
-		waits  time.Duration
-		wake   func(*Transport)
-	}{
-		{name: "nothing new", term: 1, waits: wait},
-		{name: "nothing new, later", term: 1, after: wait / 4, waits: wait - wait/4},
-		{name: "late already", term: 1, after: 2 * wait},
-		{name: "another term", term: 2},
-		{name: "a follower that missed one", term: 1, before: func(tr *Transport, f *follower) {
-			f.err = errors.New("no answer")
-			tr.BeginRound()
-			defer tr.EndRound()
-			_ = tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
-			f.err = nil
-		}},
-		{name: "a read waits for the answer", term: 1, before: func(tr *Transport, _ *follower) { tr.BeginRound() }},
-		{name: "the second of two reads has ended", term: 1, before: func(tr *Transport, _ *follower) {
-			tr.BeginRound()
-			tr.BeginRound()
-			tr.EndRound()
-		}},
-		{name: "the read has ended", term: 1, before: func(tr *Transport, _ *follower) {
-			tr.BeginRound()
-			tr.EndRound()
-		}, waits: wait},
-		{name: "a read begins", term: 1, waits: wait / 2, wake: (*Transport).BeginRound},
-		{name: "the end wakes it", term: 1, waits: wait / 2, wake: func(tr *Transport) { tr.quiet.end() }},
-		{name: "after the end", term: 1, before: func(tr *Transport, _ *follower) { tr.quiet.end() }},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := &follower{}
-				self := emptyReplica(false)
-				self.Quiet = func() time.Duration { return wait }
-				self.Leads = func(uint64) bool { return true }
-				tr := &Transport{Transport: f, replica: self, shared: &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
-					followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
-				call := func(term uint64) {
-					if err := tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: term},
-						&raft.AppendEntriesResponse{}); err != nil {
-						t.Error(err)
-					}
-				}
-				call(1)
-				if tc.before != nil {
-					tc.before(tr, f)
-				}
-				time.Sleep(tc.after) //tidy:allow sleep virtual time
-				begun, took := time.Now(), time.Duration(-1)
-				go func() {
-					call(tc.term)
-					took = time.Since(begun)
-				}()
-				if tc.wake != nil {
-					time.Sleep(tc.waits) //tidy:allow sleep virtual time
-					tc.wake(tr)
-				} else {
-					time.Sleep(2 * wait) //tidy:allow sleep virtual time
-				}
-				synctest.Wait()
-				if took != tc.waits {
-					t.Errorf("the heartbeat was sent and answered after %v, want %v", took, tc.waits)
-				}
-			})
-		})
-	}
-}
-
-// A read counts an answer only if the message was sent after the round began, so the time of a heartbeat that waited is
-// that of its departure.
-func TestAHeartbeatThatWaitedWasSentWhenItLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		self := emptyReplica(false)
-		self.Quiet = func() time.Duration { return time.Hour }
-		self.Leads = func(uint64) bool { return true }
-		tr := &Transport{Transport: &follower{}, replica: self,
-			shared:    &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
-			followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
-		call := func() {
-			_ = tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
-		}
-		call()
-		first := time.Now()
-		go call()
-		time.Sleep(time.Minute) //tidy:allow sleep virtual time
-		synctest.Wait()
-		if p, _ := tr.Progress("r", 1); !p.Confirmed.Equal(first) {
-			t.Errorf("confirmed %v after the first heartbeat while the second waits", p.Confirmed.Sub(first))
-		}
-		begin := time.Now()
-		tr.BeginRound()
-		synctest.Wait()
-		if p, _ := tr.Progress("r", 1); p.Confirmed.Before(begin) {
-			t.Errorf("the answer is of a message of %v before the round", begin.Sub(p.Confirmed))
-		}
-	})
-}
-
-// Heartbeats of several groups that wait leave at the first moment at which one of them must.
-func TestHeartbeatsLeaveTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var d departure
-		begun := time.Now()
-		var left [3]time.Duration
-		for i, latest := range []time.Duration{50, 30, 40} {
-			at := begun.Add(latest * time.Millisecond)
-			go func() {
-				<-d.next(at)
-				left[i] = time.Since(begun)
-			}()
-			synctest.Wait()
-		}
-		time.Sleep(time.Second) //tidy:allow sleep virtual time
-		synctest.Wait()
-		if want := 30 * time.Millisecond; left != [3]time.Duration{want, want, want} {
-			t.Errorf("they left after %v, want %v", left, want)
-		}
-		again := time.Now()
-		<-d.next(again.Add(time.Minute))
-		if took := time.Since(again); took != time.Minute {
-			t.Errorf("the next one left after %v", took)
-		}
-	})
-}
 
 // metMember compares nothing.
 type metMember struct{ marks.Process }
@@ -190,6 +56,18 @@ func addressedBeat(from *Transport) *raft.AppendEntriesRequest {
 // sharedBeat sends a heartbeat over the shared connection, and reports whether it was used.
 func sharedBeat(from *Transport, resp *raft.AppendEntriesResponse, timeout time.Duration) (bool, error) {
 	return from.shared.send(from.layer, "n2", appendKind, addressedBeat(from), resp, timeout)
+}
+
+// sharedConnTo returns the connection of from to n2 for messages of class, once it is dialled.
+func sharedConnTo(t *testing.T, from *Transport, class connClass) (c *sharedConn) {
+	t.Helper()
+	sent(t, func() error {
+		if c = from.shared.connTo("n2", class); c == nil {
+			return errors.New("not dialled yet")
+		}
+		return nil
+	})
+	return c
 }
 
 // A group uses the shared connection only after both its replicas have compared what they remember, on a connection of
@@ -362,13 +240,7 @@ func TestASilentConnectionKeepsItsLaterRequests(t *testing.T) {
 	for _, g := range []string{"hung", "g"} {
 		sent(t, func() error { return from[g].layer.Exchange(t.Context(), "n2", 10*time.Second) })
 	}
-	var first *sharedConn
-	sent(t, func() error {
-		if first = from["g"].shared.connTo("n2", controlClass); first == nil {
-			return errors.New("not dialled yet")
-		}
-		return nil
-	})
+	first := sharedConnTo(t, from["g"], controlClass)
 	vote := make(chan error, 1)
 	go func() {
 		_, err := first.call(from["g"].layer, voteKind, addressedBeat(from["g"]), new(raft.AppendEntriesResponse),
@@ -505,13 +377,7 @@ func TestAReplicaThatEndsAnswers(t *testing.T) {
 	peers := newTestNet(t, "n1", "n2")
 	from, to := peers.sharing("n1", 1, "g")["g"], peers.sharing("n2", 2, "g")["g"]
 	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
-	var c *sharedConn
-	sent(t, func() error {
-		if c = from.shared.connTo("n2", controlClass); c == nil {
-			return errors.New("not dialled yet")
-		}
-		return nil
-	})
+	c := sharedConnTo(t, from, controlClass)
 	result := make(chan error, 1)
 	go func() {
 		_, err := c.call(from.layer, appendKind, addressedBeat(from), new(raft.AppendEntriesResponse), time.Hour)
@@ -522,31 +388,4 @@ func TestAReplicaThatEndsAnswers(t *testing.T) {
 	if err := <-result; err == nil || !strings.Contains(err.Error(), ErrStopped.Error()) {
 		t.Errorf("the answer of a replica that has ended: %v", err)
 	}
-}
-
-// TestADelayedMessageOfAnEarlierLeaderIsNotSent: a leader that steps down while a message waits does not send it,
-// because its follower would then wait longer before it elects another.
-func TestADelayedMessageOfAnEarlierLeaderIsNotSent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var stepped atomic.Bool
-		f, self := &follower{}, emptyReplica(false)
-		self.Quiet = func() time.Duration { return time.Minute }
-		self.Leads = func(uint64) bool { return !stepped.Load() }
-		tr := &Transport{Transport: f, replica: self, shared: &Shared{peers: map[raft.ServerAddress]*sharedPeer{}},
-			followers: map[raft.ServerID]*Progress{}, marksSent: map[raft.ServerID]sentMarks{}}
-		call := func() error {
-			return tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{Term: 1}, &raft.AppendEntriesResponse{})
-		}
-		if err := call(); err != nil {
-			t.Fatal(err)
-		}
-		sent := len(f.indices())
-		done := make(chan error)
-		go func() { done <- call() }()
-		synctest.Wait()
-		stepped.Store(true)
-		if err := <-done; err == nil || len(f.indices()) != sent {
-			t.Errorf("%d messages, %v; want none after the step-down", len(f.indices())-sent, err)
-		}
-	})
 }

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"hash/crc32"
 	"io"
@@ -9,7 +10,6 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/uncleared"
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
@@ -68,8 +68,7 @@ func readShared(r *bufio.Reader, maxBody int) (sharedMessage, error) {
 		return sharedMessage{}, rowraft.Errorf(rowraft.CodeCorrupt, "a shared message has checksum %08x, want %08x", got,
 			want)
 	}
-	m := sharedMessage{id: le.Uint64(b[8:]), body: uncleared.Bytes(n)}
-	copy(m.body, b[sharedHeadBytes:])
+	m := sharedMessage{id: le.Uint64(b[8:]), body: bytes.Clone(b[sharedHeadBytes:])}
 	_, err = r.Discard(len(b))
 	return m, err
 }
@@ -122,9 +121,10 @@ func parseSharedRequest(b []byte) (k kind, group string, a *raft.AppendEntriesRe
 	}
 	heads := appendHeadBytes + names
 	data := heads + entries*entry.HeadBytes
-	if len(b) < data {
+	if len(b) < data || entries > maxSharedEntries || len(b)-data > maxSharedBytes {
 		return 0, "", nil, rowraft.Errorf(rowraft.CodeCorrupt,
-			"a shared request has %d bytes for %d bytes of names and %d entries", len(b), names, entries)
+			"a shared request has %d bytes for %d bytes of names and %d entries, at most %d of %d bytes in all", len(b), names,
+			entries, maxSharedEntries, maxSharedBytes)
 	}
 	if k, a, err = parseAppend(b[:data], names); err != nil {
 		return 0, "", nil, err
@@ -134,10 +134,8 @@ func parseSharedRequest(b []byte) (k kind, group string, a *raft.AppendEntriesRe
 	}
 	rest := byteReader(b[data:])
 	err = readEntries(a, b[heads:data], rest.take)
-	if err == nil && (len(rest) > 0 || !mayShare(a)) {
-		err = rowraft.Errorf(rowraft.CodeCorrupt,
-			"a shared request has %d bytes of %d entries, at most %d of %d, and %d bytes after them", len(b)-data-len(rest),
-			entries, maxSharedBytes, maxSharedEntries, len(rest))
+	if err == nil && len(rest) > 0 {
+		err = rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the entries of a shared request", len(rest))
 	}
 	return k, group, a, err
 }
