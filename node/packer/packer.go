@@ -48,6 +48,7 @@ type Packer struct {
 	waited *histogram.Durations    // time of parts in queue; nil: not counted
 	sums   summer
 	counts Sums
+	linger linger
 
 	queue chan *queuedPart
 	ahead chan proposed
@@ -74,6 +75,7 @@ type queuedPart struct {
 	done chan shard.PartResult // capacity 1: the caller may have stopped waiting
 
 	ticket *admit.Ticket // held until the part has a result, whether or not the caller waits
+	inside *atomic.Int32 // linger.inside, which counts the part until then
 
 	segments []segment // of a push that may be summed; else nil
 }
@@ -81,6 +83,7 @@ type queuedPart struct {
 // respond gives the part its result.
 func (w *queuedPart) respond(r shard.PartResult) {
 	w.ticket.Release()
+	w.inside.Add(-1)
 	w.done <- r
 }
 
@@ -95,6 +98,7 @@ func (i *item) isSum() bool { return i.part.Op == wire.OpSum }
 
 // proposed is an entry in the log or on its way there, with its items in the entry's order.
 type proposed struct {
+	at     time.Time // of the proposal
 	future *raftstore.Future
 	items  []item
 }
@@ -133,7 +137,8 @@ func newIdle(group Proposer, header func() wire.EntryHeader) *Packer {
 // result is sent. Submit never waits: if the queue is full it returns CodeOverloaded, and the
 // caller still owns t.
 func (k *Packer) Submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-chan shard.PartResult, error) {
-	w := &queuedPart{ctx: ctx, part: p, at: time.Now(), done: make(chan shard.PartResult, 1), ticket: t}
+	w := &queuedPart{ctx: ctx, part: p, at: time.Now(), done: make(chan shard.PartResult, 1), ticket: t,
+		inside: &k.linger.inside}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
@@ -143,11 +148,13 @@ func (k *Packer) Submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-ch
 		return nil, &rowraft.OverloadedError{What: "the push queue of the shard is full", Limit: "queue",
 			RetryAfter: 20 * time.Millisecond}
 	}
+	w.inside.Add(1)
 	select {
 	case k.queue <- w:
 		k.queued += p.Size()
 		return w.done, nil
 	default:
+		w.inside.Add(-1)
 		return nil, &rowraft.OverloadedError{What: "too many pushes wait for the shard", Limit: "queue",
 			RetryAfter: 20 * time.Millisecond}
 	}
@@ -217,10 +224,11 @@ func (k *Packer) awaitSums() {
 }
 
 // gather takes parts from the queue, beginning with first, and returns those whose callers still wait: as many as an
-// entry holds, or more if they may be summed. over is the part after them if it was taken, too.
+// entry holds, or more if they may be summed. It lingers for more. over is the part after them if it was taken, too.
 func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPart) {
 	limit := rowraft.TargetEntryBytes - wire.EntryHeaderSize
-	size := 0
+	size, expected := 0, k.linger.begin()
+	var lingered <-chan time.Time
 	for next := first; next != nil && over == nil; {
 		if size > 0 && size+next.part.Size() > limit {
 			over = next
@@ -233,8 +241,15 @@ func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPar
 		}
 		select {
 		case next = <-k.queue:
+			continue
 		default:
 			next = nil
+		}
+		if len(parts) < expected && fits(len(parts), size) && !k.sums.recent.worth {
+			if lingered == nil {
+				lingered = k.linger.end()
+			}
+			next = k.await(lingered)
 		}
 	}
 	parts = k.dropAbandoned(parts)
@@ -245,6 +260,20 @@ func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPar
 		}
 	}
 	return parts, over
+}
+
+// await returns the next part of the queue, or nil if there is none until end receives. A nil end is over.
+func (k *Packer) await(end <-chan time.Time) *queuedPart {
+	if end == nil {
+		return nil
+	}
+	select {
+	case next := <-k.queue:
+		return next
+	case <-end:
+	case <-k.stop:
+	}
+	return nil
 }
 
 // propose makes one entry of items and proposes it.
@@ -274,7 +303,7 @@ func (k *Packer) entry(items []item, size int) proposed {
 		rpc.Pool.Release(items[i].part.Payload)
 		items[i].part.Payload = nil
 	}
-	return proposed{future: k.group.Propose(entry), items: items}
+	return proposed{at: time.Now(), future: k.group.Propose(entry), items: items}
 }
 
 // dropAbandoned subtracts parts from the queued bytes and returns those whose caller still
@@ -336,6 +365,9 @@ func (k *Packer) deliver() {
 // a refused sum had no effect, so each of its pushes gets its own result from an entry without sums.
 func (k *Packer) finish(p proposed) (alone []*queuedPart) {
 	result, _, err := p.future.Wait(context.Background())
+	if err == nil {
+		k.linger.done(time.Since(p.at))
+	}
 	applied, ok := result.(*shard.Applied)
 	if err == nil && (!ok || len(applied.Parts) != len(p.items)) {
 		if rerr, isErr := result.(error); isErr {
