@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -267,6 +268,11 @@ func (f *serverFlags) run(ctx context.Context, g *remote.Flags, stderr io.Writer
 		Limits:          f.limits,
 		TLS:             g.TLS, CAKey: f.caKey, RenewCert: f.renewCert, Insecure: g.Insecure, Logger: logger,
 		Pages: f.pages(),
+	}
+	if os.Getenv("GOMAXPROCS") == "" {
+		// The log's writer is in a system call most of the time, and keeps a processor of the Go runtime meanwhile: with two
+		// cores, a push of 4 shards took 5 % less CPU time with one more (bench/results/2026-11-29-epyc-2c.txt).
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		cfg.SetHeapLimit = func(bytes int64) { debug.SetMemoryLimit(bytes) }
