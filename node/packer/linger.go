@@ -8,22 +8,24 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// linger decides how long pack waits for the pushes of other callers before it makes an entry. Three replicas spend
+// linger decides how long pack waits for the pushes of other clients before it makes an entry. Three replicas spend
 // about 130 µs of CPU time on an entry, whatever its size, so a busy server with many shards spends most of its time on
 // entries if each push gets one of its own.
 //
-// pack waits until the entry has as many parts as were in the shard at once not long ago. So it does not wait for a
-// caller that is alone. It does not wait while the server is not busy, either: then the push would be late for nothing.
-// The server is busy if entries take more than three times as long as the quickest of them.
+// pack waits until the entry has as many parts as were in the shard at once when the last 32 to 64 entries were begun,
+// or as many as these entries had clients, if they were fewer. So a client that is alone never waits. While the server
+// is not busy, waiting would only delay the push. The server counts as busy if entries take on average more than three
+// times the least time of the last 1,024 to 2,048 entries. A disk that became slow looks the same for so many entries.
 type linger struct {
 	// inside counts the parts that have been submitted and have no result.
 	inside atomic.Int32
-	// limit is how long an entry waits at most, in ns.
+	// limit is how long an entry waits at most, in ns. 0 or less: not at all.
 	limit atomic.Int64
 
 	// Owned by pack.
-	parts window // inside, when the last entries were begun
-	timer *time.Timer
+	parts   window                           // inside, when the last entries were begun
+	clients [2]map[rowraft.ClientID]struct{} // of this half of the last entries, and of the half before
+	timer   *time.Timer
 
 	// Owned by deliver: times from an entry's proposal to its result, in ns.
 	average int64 // moving
@@ -36,13 +38,20 @@ const (
 	maxLinger    = 10 * time.Millisecond
 )
 
-// begin begins an entry and returns how many parts to wait for.
-func (l *linger) begin() (parts int) {
-	return int(l.parts.add(int64(l.inside.Load()), partsEntries, larger))
+// expected begins an entry and returns how many parts it waits for.
+func (l *linger) expected() (parts int) {
+	most := l.parts.add(int64(l.inside.Load()), partsEntries, larger)
+	if l.parts.n == 1 { // of a new half
+		l.clients = [2]map[rowraft.ClientID]struct{}{{}, l.clients[0]}
+	}
+	return min(int(most), max(len(l.clients[0]), len(l.clients[1])))
 }
 
-// end returns a channel that receives when the entry must not wait any longer; nil if it must not wait at all.
-func (l *linger) end() <-chan time.Time {
+// add notes the client of a part of the entry.
+func (l *linger) add(client rowraft.ClientID) { l.clients[0][client] = struct{}{} }
+
+// deadline returns a channel that receives when the entry must not wait any longer; nil if it must not wait at all.
+func (l *linger) deadline() <-chan time.Time {
 	limit := time.Duration(l.limit.Load())
 	switch {
 	case limit <= 0:
@@ -55,10 +64,11 @@ func (l *linger) end() <-chan time.Time {
 	return l.timer.C
 }
 
-// done records that the result of an entry came took after its proposal.
-func (l *linger) done(took time.Duration) {
-	l.average += (int64(took) - l.average) / 8
+// observe records that the result of an entry came took after its proposal.
+func (l *linger) observe(took time.Duration) {
 	least := l.times.add(int64(took), timesEntries, smaller)
+	took = min(took, time.Duration(3*least)+maxLinger) // so that a hang is soon forgotten
+	l.average += (int64(took) - l.average) / 8
 	l.limit.Store(min(2*(l.average-3*least), int64(maxLinger)))
 }
 
@@ -68,7 +78,7 @@ type window struct {
 	now, before int64
 }
 
-// add adds v and returns which one pick prefers of the last values: half of them to twice as many.
+// add adds v and returns the largest or smallest, as pick says, of the last half to 2×half values.
 func (w *window) add(v int64, half int, pick func(a, b int64) int64) int64 {
 	switch w.n {
 	case 0:

@@ -18,8 +18,8 @@ func lingering(t *testing.T, atOnce, partBytes int) *Packer {
 	t.Helper()
 	k := newIdle(&sizes{}, firstEpoch)
 	var parts []*queuedPart
-	for range atOnce {
-		submit(t, k, partBytes)
+	for i := range atOnce {
+		submit(t, k, byte(i), partBytes)
 	}
 	for len(parts) < atOnce {
 		taken, over := k.gather(<-k.queue)
@@ -35,10 +35,11 @@ func lingering(t *testing.T, atOnce, partBytes int) *Packer {
 	return k
 }
 
-func submit(t *testing.T, k *Packer, partBytes int) {
+func submit(t *testing.T, k *Packer, client byte, partBytes int) {
 	t.Helper()
-	if _, err := k.Submit(context.Background(), wire.Part{Payload: make([]byte, partBytes)}, nil); err != nil {
-		t.Fatal(err)
+	part := wire.Part{Client: rowraft.ClientID{client}, Payload: make([]byte, partBytes)}
+	if _, err := k.Submit(context.Background(), part, nil); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -60,9 +61,9 @@ func TestEntryWaitsForThePushesOfOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				k := lingering(t, test.atOnce, test.partBytes)
-				submit(t, k, test.partBytes)
-				for _, after := range test.after {
-					time.AfterFunc(after, func() { submit(t, k, test.partBytes) })
+				submit(t, k, 0, test.partBytes)
+				for i, after := range test.after {
+					time.AfterFunc(after, func() { submit(t, k, byte(i+1), test.partBytes) })
 				}
 				begun := time.Now()
 				parts, over := k.gather(<-k.queue)
@@ -76,16 +77,23 @@ func TestEntryWaitsForThePushesOfOthers(t *testing.T) {
 	}
 }
 
-// A packer that closes does not wait, and a server that is not busy does not, either.
+// A packer that closes does not wait, nor one on a server that is not busy, nor one that sums waiting pushes, nor one
+// whose only client has several pushes under way.
 func TestEntryDoesNotWaitWithoutNeed(t *testing.T) {
 	for name, change := range map[string]func(*Packer){
 		"closed":   func(k *Packer) { close(k.stop) },
 		"not busy": func(k *Packer) { k.linger.limit.Store(-1) },
+		"sums":     func(k *Packer) { k.sums.recent.worth = true },
+		"one client": func(k *Packer) {
+			for i := range k.linger.clients {
+				k.linger.clients[i] = map[rowraft.ClientID]struct{}{{}: {}}
+			}
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			k := lingering(t, 3, 100)
 			change(k)
-			submit(t, k, 100)
+			submit(t, k, 0, 100)
 			begun := time.Now()
 			if parts, _ := k.gather(<-k.queue); len(parts) != 1 || time.Since(begun) != 0 {
 				t.Errorf("%s: %d parts after %v", name, len(parts), time.Since(begun))
@@ -98,7 +106,7 @@ func TestEntryDoesNotWaitWithoutNeed(t *testing.T) {
 func TestPartsInsideTheShard(t *testing.T) {
 	k := newIdle(&sizes{}, firstEpoch)
 	for range maxQueuedParts {
-		submit(t, k, 1)
+		submit(t, k, 0, 1)
 	}
 	if _, err := k.Submit(t.Context(), wire.Part{}, nil); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 		t.Fatalf("one part too many: %v", err)
@@ -125,11 +133,11 @@ func TestHowLongAnEntryWaits(t *testing.T) {
 		"a slow disk":             {[]time.Duration{20 * ms}, 100, -time.Hour, 0},
 		"some entries take twice": {[]time.Duration{ms, 2 * ms}, 100, -time.Hour, 0},
 		"a busy server":           {[]time.Duration{2 * ms, 9 * ms, 9 * ms, 9 * ms}, 100, 2 * ms, 4 * ms},
-		"a server that hangs":     {[]time.Duration{2 * ms, 900 * ms, 900 * ms}, 100, maxLinger, maxLinger},
+		"a server that hangs":     {[]time.Duration{2 * ms, 900 * ms, 900 * ms}, 100, 5 * ms, maxLinger},
 	} {
 		var l linger
 		for i := range test.entries {
-			l.done(test.took[i%len(test.took)])
+			l.observe(test.took[i%len(test.took)])
 		}
 		if got := time.Duration(l.limit.Load()); got < test.min || got > test.max {
 			t.Errorf("%s: an entry waits %v, want %v to %v", name, got, test.min, test.max)
@@ -137,15 +145,33 @@ func TestHowLongAnEntryWaits(t *testing.T) {
 	}
 }
 
+// After a hang, entries soon do not wait any more.
+func TestAHangIsForgotten(t *testing.T) {
+	var l linger
+	for i := range 100 + 8 + 20 {
+		took := time.Millisecond
+		if i >= 100 && i < 108 {
+			took = 5 * time.Second
+		}
+		l.observe(took)
+		if got := time.Duration(l.limit.Load()); i == 107 && got != maxLinger {
+			t.Errorf("right after the hang, an entry waits %v, want %v", got, maxLinger)
+		}
+	}
+	if got := time.Duration(l.limit.Load()); got > 0 {
+		t.Errorf("20 entries after the hang, one waits %v", got)
+	}
+}
+
 // A disk that became slow for good is not taken for a busy server for ever.
 func TestTheLeastTimeIsForgotten(t *testing.T) {
 	var l linger
-	l.done(time.Millisecond)
+	l.observe(time.Millisecond)
 	for i := range 2 * timesEntries {
 		if got := time.Duration(l.limit.Load()); i > 100 && i < timesEntries && got != maxLinger {
 			t.Fatalf("after %d slow entries, one waits %v, want %v", i, got, maxLinger)
 		}
-		l.done(20 * time.Millisecond)
+		l.observe(20 * time.Millisecond)
 	}
 	if got := time.Duration(l.limit.Load()); got > 0 {
 		t.Errorf("at the end, an entry waits %v", got)

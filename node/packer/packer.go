@@ -227,8 +227,8 @@ func (k *Packer) awaitSums() {
 // entry holds, or more if they may be summed. It lingers for more. over is the part after them if it was taken, too.
 func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPart) {
 	limit := rowraft.TargetEntryBytes - wire.EntryHeaderSize
-	size, expected := 0, k.linger.begin()
-	var lingered <-chan time.Time
+	size, expected := 0, k.linger.expected()
+	var deadline <-chan time.Time
 	for next := first; next != nil && over == nil; {
 		if size > 0 && size+next.part.Size() > limit {
 			over = next
@@ -236,6 +236,7 @@ func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPar
 		}
 		parts = append(parts, next)
 		size += next.part.Size()
+		k.linger.add(next.part.Client)
 		if next.segments = k.sums.segments(next); next.segments != nil && len(parts) == 1 {
 			limit = gatherBytes
 		}
@@ -246,10 +247,10 @@ func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPar
 			next = nil
 		}
 		if len(parts) < expected && fits(len(parts), size) && !k.sums.recent.worth {
-			if lingered == nil {
-				lingered = k.linger.end()
+			if deadline == nil {
+				deadline = k.linger.deadline()
 			}
-			next = k.await(lingered)
+			next = k.await(deadline)
 		}
 	}
 	parts = k.dropAbandoned(parts)
@@ -262,15 +263,15 @@ func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPar
 	return parts, over
 }
 
-// await returns the next part of the queue, or nil if there is none until end receives. A nil end is over.
-func (k *Packer) await(end <-chan time.Time) *queuedPart {
-	if end == nil {
+// await returns the next part of the queue, or nil if there is none until deadline receives. A nil deadline has passed.
+func (k *Packer) await(deadline <-chan time.Time) *queuedPart {
+	if deadline == nil {
 		return nil
 	}
 	select {
 	case next := <-k.queue:
 		return next
-	case <-end:
+	case <-deadline:
 	case <-k.stop:
 	}
 	return nil
@@ -366,7 +367,7 @@ func (k *Packer) deliver() {
 func (k *Packer) finish(p proposed) (alone []*queuedPart) {
 	result, _, err := p.future.Wait(context.Background())
 	if err == nil {
-		k.linger.done(time.Since(p.at))
+		k.linger.observe(time.Since(p.at))
 	}
 	applied, ok := result.(*shard.Applied)
 	if err == nil && (!ok || len(applied.Parts) != len(p.items)) {

@@ -77,6 +77,9 @@ func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
 		}
 		close(b.stop)
 		<-ended
+		if got := b.linger.inside.Load(); got != int32(len(group.entry)) { // the part of the entry has no result
+			t.Errorf("one caller stays: %v: %d parts are inside", stays, got)
+		}
 		want := 0
 		if stays {
 			last := part()

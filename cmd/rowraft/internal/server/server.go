@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -269,11 +270,7 @@ func (f *serverFlags) run(ctx context.Context, g *remote.Flags, stderr io.Writer
 		TLS:             g.TLS, CAKey: f.caKey, RenewCert: f.renewCert, Insecure: g.Insecure, Logger: logger,
 		Pages: f.pages(),
 	}
-	if os.Getenv("GOMAXPROCS") == "" {
-		// The log's writer is in a system call most of the time, and keeps a processor of the Go runtime meanwhile: with two
-		// cores, a push of 4 shards took 5 % less CPU time with one more (bench/results/2026-11-29-epyc-2c.txt).
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
-	}
+	moreProcs()
 	if os.Getenv("GOMEMLIMIT") == "" {
 		cfg.SetHeapLimit = func(bytes int64) { debug.SetMemoryLimit(bytes) }
 	}
@@ -447,3 +444,13 @@ func endOfServer(err error) error {
 	}
 	return err
 }
+
+// moreProcs gives the Go runtime one processor more than there are cores. The log's writer is in system calls most of
+// the time, and keeps a processor meanwhile: with two cores and 4 shards, pushes took 4 % less CPU time a row
+// (bench/results/2026-11-29-epyc-2c.txt). Where the environment or a control group sets the number, it stays, and the
+// runtime follows changes of the control group.
+var moreProcs = sync.OnceFunc(func() {
+	if n := runtime.GOMAXPROCS(0); os.Getenv("GOMAXPROCS") == "" && n == runtime.NumCPU() {
+		runtime.GOMAXPROCS(n + 1)
+	}
+})
