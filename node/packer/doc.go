@@ -2,7 +2,7 @@
 //
 //	Submit ─► queue ─► pack ─► Proposer ─► deliver ─► Wait
 //
-// While the server is busy, an entry waits a little for the pushes of other callers (linger).
+// While the server is busy, an entry waits a little for the pushes of other clients (linger).
 //
 // A push is refused with CodeOverloaded if the queue is full: Submit never waits. The parts of an entry get their
 // results in the order of the log.

@@ -41,7 +41,7 @@ const (
 // expected begins an entry and returns how many parts it waits for.
 func (l *linger) expected() (parts int) {
 	most := l.parts.add(int64(l.inside.Load()), partsEntries, larger)
-	if l.parts.n == 1 { // of a new half
+	if l.parts.n == 1 { // parts has begun a new half
 		l.clients = [2]map[rowraft.ClientID]struct{}{{}, l.clients[0]}
 	}
 	return min(int(most), max(len(l.clients[0]), len(l.clients[1])))

@@ -23,10 +23,10 @@ func lingering(t *testing.T, atOnce, partBytes int) *Packer {
 	}
 	for len(parts) < atOnce {
 		taken, over := k.gather(<-k.queue)
-		for ; over != nil; over = nil {
-			taken = append(taken, over)
-		}
 		parts = append(parts, taken...)
+		if over != nil {
+			parts = append(parts, over)
+		}
 	}
 	for _, p := range parts {
 		p.respond(shard.PartResult{})
@@ -125,7 +125,7 @@ func TestPartsInsideTheShard(t *testing.T) {
 func TestHowLongAnEntryWaits(t *testing.T) {
 	const ms = time.Millisecond
 	for name, test := range map[string]struct {
-		took     []time.Duration // of the entries in turn
+		took     []time.Duration // what the entries take, in turn
 		entries  int
 		min, max time.Duration
 	}{

@@ -98,7 +98,7 @@ func (i *item) isSum() bool { return i.part.Op == wire.OpSum }
 
 // proposed is an entry in the log or on its way there, with its items in the entry's order.
 type proposed struct {
-	at     time.Time // of the proposal
+	at     time.Time // when the entry was proposed
 	future *raftstore.Future
 	items  []item
 }

@@ -262,7 +262,7 @@ func TestAHeartbeatThatWaitedWasSentWhenItLeft(t *testing.T) {
 		tr.BeginRound()
 		synctest.Wait()
 		if p, _ := tr.Progress("r", 1); p.Confirmed.Before(begin) {
-			t.Errorf("the answer is of a message of %v before the round", begin.Sub(p.Confirmed))
+			t.Errorf("the answer confirms a message that was sent %v before the round", begin.Sub(p.Confirmed))
 		}
 	})
 }
