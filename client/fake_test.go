@@ -98,11 +98,14 @@ func (s *fakeServer) WriteMany(req *rowraftv1.WriteManyRequest,
 }
 
 func (s *fakeServer) PullMany(req *rowraftv1.PullManyRequest,
-	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
 	s.shared.Add(1)
-	return rpc.PullMany(rpc.NewWorkers(), req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
-		return s.Pull(ctx, q)
-	})
+	now := func(*rowraftv1.PullRequest) bool { return false }
+	return rpc.PullMany(rpc.NewWorkers(), req, stream, now,
+		func(ctx context.Context, q *rowraftv1.PullRequest) (c rpc.Counted, err error) {
+			c.Reply, err = s.Pull(ctx, q)
+			return c, err
+		})
 }
 
 func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {

@@ -451,7 +451,7 @@ type countingServer struct {
 }
 
 func (s countingServer) PullMany(req *rowraftv1.PullManyRequest,
-	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
 	s.sizes.Store(req, len(req.Batches))
 	return s.fakeServer.PullMany(req, stream)
 }

@@ -95,6 +95,16 @@ func (d *Reads) Pull(
 	return reply[:len(reply)-len(out)], at, nil
 }
 
+// InMemory reports whether no table has rows on disk.
+func (d *Reads) InMemory() bool {
+	for _, t := range d.view.Load().list {
+		if t.rows.Tier() != nil {
+			return false
+		}
+	}
+	return true
+}
+
 // Position is the state that a pull has read.
 type Position struct {
 	Applied rowraft.Index // the rows reflect this index or a later one

@@ -38,10 +38,21 @@ type Server struct {
 // more (client/DESIGN.md).
 type Calls[Q, R any] struct {
 	alone   func(context.Context, rowraftv1.TableClient, *Q) (*R, error)
-	shared  func(context.Context, rowraftv1.TableClient, []*Q) (grpc.ServerStreamingClient[R], error)
+	shared  func(context.Context, rowraftv1.TableClient, []*Q) (replies[R], error)
 	payload func(*Q) []byte
 	batch   func(*R) uint32 // index in the shared request
 	err     func(*R) *rowraftv1.ErrorDetail
+}
+
+// replies returns the next replies of a shared call; io.EOF after the last ones.
+type replies[R any] func() ([]*R, error)
+
+// oneByOne returns the replies of a call that has a message for each.
+func oneByOne[R any](stream grpc.ServerStreamingClient[R], err error) (replies[R], error) {
+	return func() ([]*R, error) {
+		reply, err := stream.Recv()
+		return []*R{reply}, err
+	}, err
 }
 
 // Pulls, Writes and Steps are the calls of the Table service that can be shared.
@@ -50,8 +61,12 @@ var Pulls = Calls[rowraftv1.PullRequest, rowraftv1.PullReply]{
 		return to.Pull(ctx, q)
 	},
 	shared: func(ctx context.Context, to rowraftv1.TableClient,
-		qs []*rowraftv1.PullRequest) (grpc.ServerStreamingClient[rowraftv1.PullReply], error) {
-		return to.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: qs})
+		qs []*rowraftv1.PullRequest) (replies[rowraftv1.PullReply], error) {
+		stream, err := to.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: qs})
+		return func() ([]*rowraftv1.PullReply, error) {
+			reply, err := stream.Recv()
+			return reply.GetAnswers(), err
+		}, err
 	},
 	payload: (*rowraftv1.PullRequest).GetPayload,
 	batch:   (*rowraftv1.PullReply).GetBatch,
@@ -63,8 +78,8 @@ var Writes = Calls[rowraftv1.WriteRequest, rowraftv1.WriteReply]{
 		return to.Write(announce(ctx, q), q)
 	},
 	shared: func(ctx context.Context, to rowraftv1.TableClient,
-		qs []*rowraftv1.WriteRequest) (grpc.ServerStreamingClient[rowraftv1.WriteReply], error) {
-		return to.WriteMany(announce(ctx, qs...), &rowraftv1.WriteManyRequest{Batches: qs})
+		qs []*rowraftv1.WriteRequest) (replies[rowraftv1.WriteReply], error) {
+		return oneByOne(to.WriteMany(announce(ctx, qs...), &rowraftv1.WriteManyRequest{Batches: qs}))
 	},
 	payload: (*rowraftv1.WriteRequest).GetPayload,
 	batch:   (*rowraftv1.WriteReply).GetBatch,
@@ -77,8 +92,8 @@ var Steps = Calls[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{
 		return to.PushStep(ctx, q)
 	},
 	shared: func(ctx context.Context, to rowraftv1.TableClient,
-		qs []*rowraftv1.PushStepRequest) (grpc.ServerStreamingClient[rowraftv1.PushStepReply], error) {
-		return to.PushStepMany(ctx, &rowraftv1.PushStepManyRequest{Batches: qs})
+		qs []*rowraftv1.PushStepRequest) (replies[rowraftv1.PushStepReply], error) {
+		return oneByOne(to.PushStepMany(ctx, &rowraftv1.PushStepManyRequest{Batches: qs}))
 	},
 	payload: (*rowraftv1.PushStepRequest).GetPayload,
 	batch:   (*rowraftv1.PushStepReply).GetBatch,
@@ -294,17 +309,30 @@ func (c *sharedCall[Q, R]) run(ctx context.Context, to rowraftv1.TableClient) {
 		reqs[i] = b.req
 	}
 	answered := make([]bool, len(c.batches))
-	stream, err := c.calls.shared(ctx, to, reqs)
+	next, err := c.calls.shared(ctx, to, reqs)
 	for err == nil {
-		var reply *R
-		if reply, err = stream.Recv(); err != nil {
-			break
+		var some []*R
+		if some, err = next(); err == nil {
+			err = c.answer(some, answered)
 		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = rowraft.Errorf(rowraft.CodeUnknown, "the server ended the call without an answer to this batch")
+	}
+	for i, b := range c.batches {
+		if !answered[i] {
+			b.result <- shared[R]{err: rpc.FromStatus(err)}
+		}
+	}
+}
+
+// answer gives batches their replies.
+func (c *sharedCall[Q, R]) answer(some []*R, answered []bool) error {
+	for _, reply := range some {
 		i := c.calls.batch(reply)
 		if int(i) >= len(answered) || answered[i] {
-			err = rowraft.Errorf(rowraft.CodeUnknown, "the server answered batch %d of %d, or answered it twice", i,
+			return rowraft.Errorf(rowraft.CodeUnknown, "the server answered batch %d of %d, or answered it twice", i,
 				len(answered))
-			break
 		}
 		answered[i] = true
 		r := shared[R]{reply: reply}
@@ -317,12 +345,5 @@ func (c *sharedCall[Q, R]) run(ctx context.Context, to rowraftv1.TableClient) {
 			c.cancel()
 		}
 	}
-	if errors.Is(err, io.EOF) {
-		err = rowraft.Errorf(rowraft.CodeUnknown, "the server ended the call without an answer to this batch")
-	}
-	for i, b := range c.batches {
-		if !answered[i] {
-			b.result <- shared[R]{err: rpc.FromStatus(err)}
-		}
-	}
+	return nil
 }

@@ -25,10 +25,17 @@ func (codec) Name() string { return "proto" }
 
 // Counted is a reply whose payload memory is counted. The transport calls Taken when it has written the
 // payload or dropped it, possibly more than once, or late: when a call is over or a connection breaks, gRPC
-// drops its buffers without freeing them, and the garbage collector collects them.
+// drops its buffers without freeing them, and the garbage collector collects them. Taken may be nil.
 type Counted struct {
 	Reply *rowraftv1.PullReply
 	Taken func()
+}
+
+func (c *Counted) payload() mem.Buffer {
+	if c.Taken == nil {
+		return mem.NewBuffer(&c.Reply.Payload, Pool)
+	}
+	return counted(&c.Reply.Payload, c.Taken)
 }
 
 // countedPool frees a payload and reports that.
@@ -70,6 +77,9 @@ var (
 	pullLists = &lister[rowraftv1.PullManyRequest, *rowraftv1.PullManyRequest, rowraftv1.PullRequest,
 		*rowraftv1.PullRequest]{num: 1,
 		of: pullRequests, batches: func(m *rowraftv1.PullManyRequest) *[]*rowraftv1.PullRequest { return &m.Batches }}
+	answerLists = &lister[rowraftv1.PullManyReply, *rowraftv1.PullManyReply, rowraftv1.PullReply,
+		*rowraftv1.PullReply]{num: 1,
+		of: pullReplies, batches: func(m *rowraftv1.PullManyReply) *[]*rowraftv1.PullReply { return &m.Answers }}
 	writeLists = &lister[rowraftv1.WriteManyRequest, *rowraftv1.WriteManyRequest, rowraftv1.WriteRequest,
 		*rowraftv1.WriteRequest]{num: 1,
 		of: writeRequests, batches: func(m *rowraftv1.WriteManyRequest) *[]*rowraftv1.WriteRequest { return &m.Batches }}
@@ -78,9 +88,11 @@ var (
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	switch m := v.(type) {
 	case *Counted:
-		return pullReplies.marshal(nil, m.Reply, counted(&m.Reply.Payload, m.Taken))
+		return pullReplies.marshal(nil, m.Reply, m.payload())
 	case *rowraftv1.PullReply:
 		return pullReplies.marshal(nil, m, mem.NewBuffer(&m.Payload, Pool))
+	case []Counted:
+		return marshalAnswers(m)
 	case *rowraftv1.ScanReply:
 		return scanReplies.marshal(nil, m, mem.NewBuffer(&m.Payload, Pool))
 	case *rowraftv1.PullRequest:
@@ -113,6 +125,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		return read(writeRequests.field(m), m)
 	case *rowraftv1.PullManyRequest:
 		return read(pullLists.field(m), m)
+	case *rowraftv1.PullManyReply:
+		return read(answerLists.field(m), m)
 	case *rowraftv1.WriteManyRequest:
 		return read(writeLists.field(m), m)
 	}
@@ -193,12 +207,35 @@ func (l *lister[T, M, E, EM]) marshal(m M) (out mem.BufferSlice, err error) {
 		out = append(out, mem.SliceBuffer(head))
 	}
 	for _, b := range batches {
-		at := len(out)
-		if out = append(out, nil); err == nil {
-			out, err = l.of.marshal(out, b, mem.SliceBuffer(*l.of.payload(b)))
+		if err == nil {
+			out, err = l.add(out, b, mem.SliceBuffer(*l.of.payload(b)))
 		}
-		prefix := protowire.AppendTag(nil, l.num, protowire.BytesType)
-		out[at] = mem.SliceBuffer(protowire.AppendVarint(prefix, uint64(out[at+1:].Len())))
+	}
+	return out, err
+}
+
+// add appends b, an element of the list, to the messages in out.
+func (l *lister[T, M, E, EM]) add(out mem.BufferSlice, b EM, payload mem.Buffer) (mem.BufferSlice, error) {
+	at := len(out)
+	out, err := l.of.marshal(append(out, nil), b, payload)
+	prefix := protowire.AppendTag(nil, l.num, protowire.BytesType)
+	out[at] = mem.SliceBuffer(protowire.AppendVarint(prefix, uint64(out[at+1:].Len())))
+	return out, err
+}
+
+// marshalAnswers returns a PullManyReply with answers. On an error it frees all payloads.
+func marshalAnswers(answers []Counted) (out mem.BufferSlice, err error) {
+	out = make(mem.BufferSlice, 0, 3*len(answers))
+	for i := range answers {
+		a := &answers[i]
+		if err != nil {
+			a.payload().Free()
+			continue
+		}
+		out, err = answerLists.add(out, a.Reply, a.payload())
+	}
+	if err != nil {
+		out.Free()
 	}
 	return out, err
 }
@@ -210,7 +247,7 @@ func (l *lister[T, M, E, EM]) field(m M) func(*reader, protowire.Number) (bool, 
 		}
 		dst := l.batches(m)
 		if len(*dst) == MaxBatches {
-			return true, fmt.Errorf("more than %d batches in one request", MaxBatches)
+			return true, fmt.Errorf("more than %d batches in one message", MaxBatches)
 		}
 		n, err := r.length()
 		if err != nil {

@@ -3,6 +3,7 @@ package rpc
 import (
 	"bytes"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -36,7 +37,8 @@ func hotMessages() []proto.Message {
 		&rowraftv1.ScanReply{}, &rowraftv1.ScanReply{NextSlot: 1},
 		&rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{pull, {}, {Shard: 2, Payload: payload[:3000]}}},
 		&rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{push, {Shard: 7}}},
-		&rowraftv1.PullManyRequest{}, &rowraftv1.WriteManyRequest{},
+		&rowraftv1.PullManyRequest{}, &rowraftv1.WriteManyRequest{}, &rowraftv1.PullManyReply{},
+		&rowraftv1.PullManyReply{Answers: []*rowraftv1.PullReply{reply, {}, {Batch: 2, Payload: payload[:3000]}}},
 		&rowraftv1.PullReply{TableEpoch: 1, AppliedIndex: 4, Payload: payload, Batch: 63},
 		&rowraftv1.PullReply{Batch: 3, Error: &rowraftv1.ErrorDetail{Code: 5, Message: "shard 3", Leader: "n2", Term: 9}},
 	}
@@ -65,6 +67,40 @@ func TestCountedRepliesAreTaken(t *testing.T) {
 		if taken != 1 {
 			t.Errorf("%d bytes: taken %d times, want once", bytes, taken)
 		}
+	}
+}
+
+// TestAnswersTravelTogether: protobuf reads a list of counted replies as a PullManyReply, and each is taken once.
+func TestAnswersTravelTogether(t *testing.T) {
+	taken := make([]int, 4)
+	var answers []Counted
+	want := &rowraftv1.PullManyReply{}
+	for i, bytes := range []int{0, 16, 5000, 3000} {
+		reply := &rowraftv1.PullReply{Batch: uint32(i), AppliedIndex: 9, Payload: Pool.Bytes(bytes)[:bytes]}
+		for j := range reply.Payload {
+			reply.Payload[j] = byte(i + j)
+		}
+		want.Answers = append(want.Answers, proto.CloneOf(reply))
+		c := Counted{Reply: reply}
+		if i != 3 {
+			c.Taken = func() { taken[i]++ }
+		}
+		answers = append(answers, c)
+	}
+	sent, err := Codec.Marshal(answers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := &rowraftv1.PullManyReply{}
+	if err := proto.Unmarshal(sent.Materialize(), got); err != nil || !proto.Equal(got, want) {
+		t.Errorf("protobuf reads %v (%v), want %v", got, err, want)
+	}
+	if taken[2] != 0 {
+		t.Error("taken while the transport has it")
+	}
+	sent.Free()
+	if !slices.Equal(taken, []int{1, 1, 1, 0}) {
+		t.Errorf("taken %v times, want once each", taken)
 	}
 }
 
@@ -143,7 +179,7 @@ func TestCodecRefusesBrokenMessages(t *testing.T) {
 func outOfLine() []proto.Message {
 	all := []proto.Message{
 		new(rowraftv1.PullRequest), new(rowraftv1.WriteRequest), new(rowraftv1.PullReply), new(rowraftv1.ScanReply),
-		new(rowraftv1.PullManyRequest), new(rowraftv1.WriteManyRequest),
+		new(rowraftv1.PullManyRequest), new(rowraftv1.WriteManyRequest), new(rowraftv1.PullManyReply),
 	}
 	for _, m := range all {
 		fill(m.ProtoReflect())

@@ -33,7 +33,7 @@ func FuzzCodecUnmarshal(f *testing.F) {
 		for _, m := range []proto.Message{
 			new(rowraftv1.PullRequest), new(rowraftv1.WriteRequest), new(rowraftv1.PullReply),
 			new(rowraftv1.HelloRequest), new(rowraftv1.ScanReply),
-			new(rowraftv1.PullManyRequest), new(rowraftv1.WriteManyRequest),
+			new(rowraftv1.PullManyRequest), new(rowraftv1.WriteManyRequest), new(rowraftv1.PullManyReply),
 		} {
 			ref := m.ProtoReflect().New().Interface()
 			at := min(int(cut), len(b)) // in two buffers, as the network may deliver it
@@ -65,7 +65,7 @@ func FuzzCodecUnmarshal(f *testing.F) {
 	})
 }
 
-// batches returns the batches of a request.
+// batches returns the batches of a request, or of a reply.
 func batches(m proto.Message) (out []proto.Message) {
 	switch m := m.(type) {
 	case *rowraftv1.PullManyRequest:
@@ -74,6 +74,10 @@ func batches(m proto.Message) (out []proto.Message) {
 		}
 	case *rowraftv1.WriteManyRequest:
 		for _, b := range m.Batches {
+			out = append(out, b)
+		}
+	case *rowraftv1.PullManyReply:
+		for _, b := range m.Answers {
 			out = append(out, b)
 		}
 	}

@@ -10,32 +10,66 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// MaxBatches limits the batches of one request. A server answers them concurrently.
-const MaxBatches = 64
+const (
+	// MaxBatches limits the batches of one request. A server answers them concurrently.
+	MaxBatches = 64
+	// runBytes limits the payloads of pulls that one worker answers, unless there is a single one. Handing a pull to a
+	// worker, and its message, take as much CPU time as reading some 200 rows.
+	runBytes = 16 << 10
+	// answerBytes: a message with answers is sent when it has so many bytes, so that the client reads the first rows
+	// while the next ones are found.
+	answerBytes = 64 << 10
+)
 
-// PullMany answers the batches of req on stream. It calls pull for each batch concurrently, on workers, and sends each
-// answer when it is ready: a batch that waits delays no other. pull returns a PullReply or a Counted.
+// PullMany answers the batches of req on stream, concurrently: a batch that waits delays no other. pull answers one
+// batch. Small batches are answered by one worker after each other, in one message, except those for which now reports
+// that they may wait.
 func PullMany(workers *Workers, req *rowraftv1.PullManyRequest, stream grpc.ServerStream,
-	pull func(context.Context, *rowraftv1.PullRequest) (any, error)) error {
-	return many(workers, stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.PullRequest) any {
-		reply, err := pull(ctx, q)
+	now func(*rowraftv1.PullRequest) bool, pull func(context.Context, *rowraftv1.PullRequest) (Counted, error)) error {
+	c, batches := manyCall{workers: workers, stream: stream}, req.Batches
+	answer := func(i int) Counted {
+		a, err := pull(stream.Context(), batches[i])
 		if err != nil {
-			return &rowraftv1.PullReply{Batch: batch, Error: Detail(err)}
+			return Counted{Reply: &rowraftv1.PullReply{Batch: uint32(i), Error: Detail(err)}}
 		}
-		switch r := reply.(type) {
-		case *Counted:
-			r.Reply.Batch = batch
-		case *rowraftv1.PullReply:
-			r.Batch = batch
+		a.Reply.Batch = uint32(i)
+		return a
+	}
+	return c.run(len(batches), func(first int) int { return runLength(batches[first:]) }, func(first, n int) {
+		var answers []Counted
+		bytes := 0
+		for i := first; i < first+n; i++ {
+			if n > 1 && !now(batches[i]) {
+				c.spawn(func() { c.send([]Counted{answer(i)}) })
+				continue
+			}
+			a := answer(i)
+			if answers, bytes = append(answers, a), bytes+len(a.Reply.Payload); bytes >= answerBytes {
+				c.send(answers)
+				answers, bytes = nil, 0
+			}
 		}
-		return reply
+		if len(answers) > 0 {
+			c.send(answers)
+		}
 	})
 }
 
-// WriteMany is PullMany for writes.
+// runLength returns how many of batches one worker answers: at least one.
+func runLength(batches []*rowraftv1.PullRequest) (n int) {
+	for bytes := 0; n < len(batches); n++ {
+		if bytes += len(batches[n].Payload); n > 0 && bytes > runBytes {
+			break
+		}
+	}
+	return n
+}
+
+// WriteMany answers the batches of req on stream, concurrently. It calls write for each of them, on workers, and sends
+// each answer when it is ready.
 func WriteMany(workers *Workers, req *rowraftv1.WriteManyRequest, stream grpc.ServerStream,
 	write func(context.Context, *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error)) error {
-	return many(workers, stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.WriteRequest) any {
+	return each(workers, stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.WriteRequest) any {
 		reply, err := write(ctx, q)
 		if err != nil {
 			return &rowraftv1.WriteReply{Batch: batch, Error: Detail(err)}
@@ -45,10 +79,10 @@ func WriteMany(workers *Workers, req *rowraftv1.WriteManyRequest, stream grpc.Se
 	})
 }
 
-// PushStepMany is PullMany for steps.
+// PushStepMany is WriteMany for steps.
 func PushStepMany(workers *Workers, req *rowraftv1.PushStepManyRequest, stream grpc.ServerStream,
 	push func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)) error {
-	return many(workers, stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.PushStepRequest) any {
+	return each(workers, stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.PushStepRequest) any {
 		reply, err := push(ctx, q)
 		if err != nil {
 			return &rowraftv1.PushStepReply{Batch: batch, Error: Detail(err)}
@@ -58,38 +92,59 @@ func PushStepMany(workers *Workers, req *rowraftv1.PushStepManyRequest, stream g
 	})
 }
 
-// many calls answer for all batches concurrently, the last one on this goroutine, and sends what it
-// returns. After an error of the stream it still passes each answer to the stream, which frees its memory.
-func many[Q any](workers *Workers, stream grpc.ServerStream, batches []*Q,
+// each calls answer for all batches and sends what it returns.
+func each[Q any](workers *Workers, stream grpc.ServerStream, batches []*Q,
 	answer func(context.Context, uint32, *Q) any) error {
-	var (
-		mu    sync.Mutex // held to send
-		first error
-		wg    sync.WaitGroup
-	)
-	if len(batches) > MaxBatches {
-		return ToStatus(rowraft.Errorf(rowraft.CodeInvalidArgument, "%d batches in one request: want at most %d",
-			len(batches), MaxBatches))
+	c := manyCall{workers: workers, stream: stream}
+	return c.run(len(batches), func(int) int { return 1 }, func(i, _ int) {
+		c.send(answer(stream.Context(), uint32(i), batches[i]))
+	})
+}
+
+// manyCall is one call with several batches.
+type manyCall struct {
+	workers *Workers
+	stream  grpc.ServerStream
+	wg      sync.WaitGroup // the functions on workers
+
+	mu    sync.Mutex // held to send
+	first error      // of the stream
+}
+
+// run cuts n batches into runs of length(first) batches from first on, and calls answer for them concurrently, for the
+// last one on this goroutine. It returns the first error of the stream.
+func (c *manyCall) run(n int, length func(first int) int, answer func(first, n int)) error {
+	if n > MaxBatches {
+		return ToStatus(rowraft.Errorf(rowraft.CodeInvalidArgument, "%d batches in one request: want at most %d", n,
+			MaxBatches))
 	}
-	one := func(i int) {
-		reply := answer(stream.Context(), uint32(i), batches[i])
-		mu.Lock()
-		defer mu.Unlock()
-		if err := stream.SendMsg(reply); first == nil {
-			first = err
-		}
-	}
-	for i := range batches {
-		if i == len(batches)-1 {
-			one(i)
+	for first := 0; first < n; {
+		k := length(first)
+		if at := first; at+k < n {
+			c.spawn(func() { answer(at, k) })
 		} else {
-			wg.Add(1)
-			workers.Run(func() {
-				defer wg.Done()
-				one(i)
-			})
+			answer(at, k)
 		}
+		first += k
 	}
-	wg.Wait()
-	return first
+	c.wg.Wait()
+	return c.first
+}
+
+// spawn calls f on a worker.
+func (c *manyCall) spawn(f func()) {
+	c.wg.Add(1)
+	c.workers.Run(func() {
+		defer c.wg.Done()
+		f()
+	})
+}
+
+// send sends a message. After an error of the stream it still passes the message to the stream, which frees its memory.
+func (c *manyCall) send(m any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.stream.SendMsg(m); c.first == nil {
+		c.first = err
+	}
 }

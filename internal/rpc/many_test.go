@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,22 +29,23 @@ type manyServer struct {
 }
 
 func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest,
-	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
-	return PullMany(testWorkers, req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
+	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
+	now := func(q *rowraftv1.PullRequest) bool { return q.Shard != 0 }
+	return PullMany(testWorkers, req, stream, now, func(ctx context.Context, q *rowraftv1.PullRequest) (Counted, error) {
 		switch q.Shard {
 		case 0:
 			select {
 			case <-s.release:
 			case <-ctx.Done():
-				return nil, ctx.Err()
+				return Counted{}, ctx.Err()
 			}
 		case 1:
-			return nil, &rowraft.NotLeaderError{Shard: 1, Term: 4, Leader: "n2"}
+			return Counted{}, &rowraft.NotLeaderError{Shard: 1, Term: 4, Leader: "n2"}
 		case 2:
-			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "not UTF-8: \xff")
+			return Counted{}, rowraft.Errorf(rowraft.CodeCorrupt, "not UTF-8: \xff")
 		}
 		reply := &rowraftv1.PullReply{AppliedIndex: uint64(q.Shard), Payload: Pool.Bytes(5000)}
-		return &Counted{Reply: reply, Taken: func() { s.taken.Add(1) }}, nil
+		return Counted{Reply: reply, Taken: func() { s.taken.Add(1) }}, nil
 	})
 }
 
@@ -104,24 +106,29 @@ func TestAnswersAreSentWhenTheyAreReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[uint32]rowraft.Code{0: 0, 1: rowraft.CodeNotLeader, 2: rowraft.CodeCorrupt, 3: 0, 4: 0}
-	for len(want) > 0 {
-		if len(want) == 1 {
-			close(s.release) // only batch 0 is left
-		}
-		reply, err := stream.Recv()
+	for _, batches := range [][]uint32{{1, 2, 3, 4}, {0}} { // small ones together, and without the one that waits
+		some, err := stream.Recv()
 		if err != nil {
 			t.Fatal(err)
 		}
-		code, expected := want[reply.Batch]
-		if !expected || code != rowraft.Code(reply.Error.GetCode()) || code == 0 &&
-			(reply.AppliedIndex != uint64(reply.Batch) || len(reply.Payload) != 5000) {
-			t.Errorf("batch %d: %v at index %d with %d bytes, want code %v", reply.Batch, reply.Error, reply.AppliedIndex,
-				len(reply.Payload), code)
+		var got []uint32
+		for _, reply := range some.Answers {
+			got = append(got, reply.Batch)
+			if code := want[reply.Batch]; code != rowraft.Code(reply.Error.GetCode()) || code == 0 &&
+				(reply.AppliedIndex != uint64(reply.Batch) || len(reply.Payload) != 5000) {
+				t.Errorf("batch %d: %v at index %d with %d bytes, want code %v", reply.Batch, reply.Error, reply.AppliedIndex,
+					len(reply.Payload), code)
+			}
+			if reply.Batch == 1 && (reply.Error.GetLeader() != "n2" || reply.Error.GetTerm() != 4) {
+				t.Errorf("batch 1: %v, want the leader's name", reply.Error)
+			}
 		}
-		if reply.Batch == 1 && (reply.Error.GetLeader() != "n2" || reply.Error.GetTerm() != 4) {
-			t.Errorf("batch 1: %v, want the leader's name", reply.Error)
+		if !slices.Equal(got, batches) {
+			t.Errorf("a message has the answers %v, want %v", got, batches)
 		}
-		delete(want, reply.Batch)
+		if batches[0] != 0 {
+			close(s.release)
+		}
 	}
 	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("after all answers: %v, want EOF", err)
@@ -131,6 +138,34 @@ func TestAnswersAreSentWhenTheyAreReady(t *testing.T) {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
 			t.Fatalf("%d replies were taken, want 3", s.taken.Load())
+		}
+	}
+}
+
+// Pulls of more than runBytes are answered by several workers, and rows of more than answerBytes in several messages.
+func TestLargePullsAreAnsweredApart(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	batches := slices.Repeat(shards(4)[3:], 40) // answers of 5,000 bytes
+	type want struct{ payload, most int }
+	for _, want := range []want{{0, (answerBytes + 4999) / 5000}, {runBytes / 2, 2}, {runBytes, 1}} {
+		for _, q := range batches {
+			q.Payload = make([]byte, want.payload)
+		}
+		stream, err := new(manyServer).serve(t, nil).PullMany(ctx, &rowraftv1.PullManyRequest{Batches: batches})
+		if err != nil {
+			t.Fatal(err)
+		}
+		answered, most := 0, 0
+		for answered < len(batches) {
+			some, err := stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			answered, most = answered+len(some.Answers), max(most, len(some.Answers))
+		}
+		if most != want.most {
+			t.Errorf("pulls of %d bytes: %d answers in one message, want %d", want.payload, most, want.most)
 		}
 	}
 }
@@ -168,8 +203,8 @@ func TestACallerThatLeavesEndsItsBatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if reply, err := stream.Recv(); err != nil || reply.Batch != 1 {
-		t.Errorf("%v, %v, want the answer to batch 1", reply, err)
+	if some, err := stream.Recv(); err != nil || len(some.Answers) != 1 || some.Answers[0].Batch != 1 {
+		t.Errorf("%v, %v, want the answer to batch 1", some, err)
 	}
 	cancel()
 	if _, err := stream.Recv(); err == nil {
@@ -267,8 +302,9 @@ func BenchmarkPullMany(b *testing.B) {
 			for b.Loop() {
 				stream, err := stub.PullMany(b.Context(), &rowraftv1.PullManyRequest{Batches: batches})
 				for err == nil {
-					var reply *rowraftv1.PullReply
-					if reply, err = stream.Recv(); err == nil {
+					var some *rowraftv1.PullManyReply
+					some, err = stream.Recv()
+					for _, reply := range some.GetAnswers() {
 						Pool.Release(reply.Payload)
 					}
 				}

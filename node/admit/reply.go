@@ -35,18 +35,31 @@ func CountReplies(ctx context.Context, req any, info *grpc.UnaryServerInfo, h gr
 	default:
 		return h(ctx, req)
 	}
-	return CountReply(ctx, func(ctx context.Context) (any, error) { return h(ctx, req) })
+	c, err := CountReply(ctx, func(ctx context.Context) (*rowraftv1.PullReply, error) {
+		reply, err := h(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		return reply.(*rowraftv1.PullReply), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &c, nil
 }
 
-// CountReply calls pull, and returns its reply as an [rpc.Counted] if pull has a ticket for it.
-func CountReply(ctx context.Context, pull func(context.Context) (any, error)) (any, error) {
+// CountReply calls pull, and returns its reply with the ticket that pull has for it.
+func CountReply(ctx context.Context,
+	pull func(context.Context) (*rowraftv1.PullReply, error)) (c rpc.Counted, err error) {
 	slot := &replyTicket{}
-	reply, err := pull(context.WithValue(ctx, replyTicketKey{}, slot))
-	if slot.t == nil || err != nil {
+	c.Reply, err = pull(context.WithValue(ctx, replyTicketKey{}, slot))
+	switch {
+	case err != nil:
 		slot.t.Release()
-		return reply, err
+	case slot.t != nil:
+		c.Taken = slot.t.Release
 	}
-	return &rpc.Counted{Reply: reply.(*rowraftv1.PullReply), Taken: slot.t.Release}, nil
+	return c, err
 }
 
 // Listener returns l, and counts the replies of its connections in a.

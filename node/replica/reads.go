@@ -65,6 +65,18 @@ func (s *tableService) pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	return reply, err
 }
 
+// pullsNow reports whether a pull would wait for nothing: no other server, no entry and no disk.
+func (s *tableService) pullsNow(req *rowraftv1.PullRequest) bool {
+	r := s.h.replica(rowraft.ShardID(req.Shard))
+	return r != nil && r.leadsNow(req) && r.machine.InMemory()
+}
+
+// leadsNow reports whether this replica answers a read as the leader, and has applied all that the read must see.
+func (r *replica) leadsNow(req *rowraftv1.PullRequest) bool {
+	return req.Mode <= rowraftv1.ReadMode_READ_MODE_LEADER && r.machine.AppliedIndex() >= rowraft.Index(req.MinIndex) &&
+		r.mustServe() == nil
+}
+
 // pull reads rows of this replica in the mode that the request names. The caller releases the payload of req.
 func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	t, err := r.admitPull(ctx, req)
@@ -121,10 +133,10 @@ func (r *replica) pullAsLeader(ctx context.Context, req *rowraftv1.PullRequest,
 	if canary.Is(canary.StaleReads) && knowsNoOtherLeader(r.group) {
 		return r.pullRows(req, t)
 	}
-	minIndex, linearizable := rowraft.Index(req.MinIndex), req.Mode == rowraftv1.ReadMode_READ_MODE_LINEARIZABLE
-	if !linearizable && r.machine.AppliedIndex() >= minIndex && r.mustServe() == nil {
-		return r.pullRows(req, t) // nothing to wait for, so no timer
+	if r.leadsNow(req) {
+		return r.pullRows(req, t) // no timer
 	}
+	minIndex, linearizable := rowraft.Index(req.MinIndex), req.Mode == rowraftv1.ReadMode_READ_MODE_LINEARIZABLE
 	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
 	defer cancel()
 	if err := r.awaitServe(ctx); err != nil {

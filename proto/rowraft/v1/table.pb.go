@@ -466,6 +466,51 @@ func (x *PullManyRequest) GetBatches() []*PullRequest {
 	return nil
 }
 
+// PullManyReply is the answers to some batches.
+type PullManyReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answers       []*PullReply           `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullManyReply) Reset() {
+	*x = PullManyReply{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullManyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullManyReply) ProtoMessage() {}
+
+func (x *PullManyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullManyReply.ProtoReflect.Descriptor instead.
+func (*PullManyReply) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PullManyReply) GetAnswers() []*PullReply {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
 type WriteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
@@ -483,7 +528,7 @@ type WriteRequest struct {
 
 func (x *WriteRequest) Reset() {
 	*x = WriteRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[3]
+	mi := &file_rowraft_v1_table_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -495,7 +540,7 @@ func (x *WriteRequest) String() string {
 func (*WriteRequest) ProtoMessage() {}
 
 func (x *WriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[3]
+	mi := &file_rowraft_v1_table_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -508,7 +553,7 @@ func (x *WriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteRequest.ProtoReflect.Descriptor instead.
 func (*WriteRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WriteRequest) GetMapVersion() uint64 {
@@ -588,7 +633,7 @@ type WriteReply struct {
 
 func (x *WriteReply) Reset() {
 	*x = WriteReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[4]
+	mi := &file_rowraft_v1_table_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -600,7 +645,7 @@ func (x *WriteReply) String() string {
 func (*WriteReply) ProtoMessage() {}
 
 func (x *WriteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[4]
+	mi := &file_rowraft_v1_table_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -613,7 +658,7 @@ func (x *WriteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteReply.ProtoReflect.Descriptor instead.
 func (*WriteReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WriteReply) GetTableEpoch() uint64 {
@@ -667,7 +712,7 @@ type WriteManyRequest struct {
 
 func (x *WriteManyRequest) Reset() {
 	*x = WriteManyRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	mi := &file_rowraft_v1_table_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +724,7 @@ func (x *WriteManyRequest) String() string {
 func (*WriteManyRequest) ProtoMessage() {}
 
 func (x *WriteManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	mi := &file_rowraft_v1_table_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +737,7 @@ func (x *WriteManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteManyRequest.ProtoReflect.Descriptor instead.
 func (*WriteManyRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *WriteManyRequest) GetBatches() []*WriteRequest {
@@ -713,7 +758,7 @@ type DataPosition struct {
 
 func (x *DataPosition) Reset() {
 	*x = DataPosition{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	mi := &file_rowraft_v1_table_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +770,7 @@ func (x *DataPosition) String() string {
 func (*DataPosition) ProtoMessage() {}
 
 func (x *DataPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	mi := &file_rowraft_v1_table_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +783,7 @@ func (x *DataPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPosition.ProtoReflect.Descriptor instead.
 func (*DataPosition) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DataPosition) GetId() uint64 {
@@ -779,7 +824,7 @@ type PushStepRequest struct {
 
 func (x *PushStepRequest) Reset() {
 	*x = PushStepRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	mi := &file_rowraft_v1_table_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +836,7 @@ func (x *PushStepRequest) String() string {
 func (*PushStepRequest) ProtoMessage() {}
 
 func (x *PushStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	mi := &file_rowraft_v1_table_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +849,7 @@ func (x *PushStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStepRequest.ProtoReflect.Descriptor instead.
 func (*PushStepRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PushStepRequest) GetMapVersion() uint64 {
@@ -920,7 +965,7 @@ type PushStepReply struct {
 
 func (x *PushStepReply) Reset() {
 	*x = PushStepReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +977,7 @@ func (x *PushStepReply) String() string {
 func (*PushStepReply) ProtoMessage() {}
 
 func (x *PushStepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +990,7 @@ func (x *PushStepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStepReply.ProtoReflect.Descriptor instead.
 func (*PushStepReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PushStepReply) GetTableEpoch() uint64 {
@@ -999,7 +1044,7 @@ type PushStepManyRequest struct {
 
 func (x *PushStepManyRequest) Reset() {
 	*x = PushStepManyRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1056,7 @@ func (x *PushStepManyRequest) String() string {
 func (*PushStepManyRequest) ProtoMessage() {}
 
 func (x *PushStepManyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1069,7 @@ func (x *PushStepManyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStepManyRequest.ProtoReflect.Descriptor instead.
 func (*PushStepManyRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PushStepManyRequest) GetBatches() []*PushStepRequest {
@@ -1046,7 +1091,7 @@ type WaitClockRequest struct {
 
 func (x *WaitClockRequest) Reset() {
 	*x = WaitClockRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1103,7 @@ func (x *WaitClockRequest) String() string {
 func (*WaitClockRequest) ProtoMessage() {}
 
 func (x *WaitClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1116,7 @@ func (x *WaitClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitClockRequest.ProtoReflect.Descriptor instead.
 func (*WaitClockRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WaitClockRequest) GetShard() uint32 {
@@ -1113,7 +1158,7 @@ type WaitClockReply struct {
 
 func (x *WaitClockReply) Reset() {
 	*x = WaitClockReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1170,7 @@ func (x *WaitClockReply) String() string {
 func (*WaitClockReply) ProtoMessage() {}
 
 func (x *WaitClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1183,7 @@ func (x *WaitClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitClockReply.ProtoReflect.Descriptor instead.
 func (*WaitClockReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WaitClockReply) GetSlowest() uint64 {
@@ -1179,7 +1224,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1191,7 +1236,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1204,7 +1249,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ScanRequest) GetMapVersion() uint64 {
@@ -1285,7 +1330,7 @@ type ScanReply struct {
 
 func (x *ScanReply) Reset() {
 	*x = ScanReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1342,7 @@ func (x *ScanReply) String() string {
 func (*ScanReply) ProtoMessage() {}
 
 func (x *ScanReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1355,7 @@ func (x *ScanReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanReply.ProtoReflect.Descriptor instead.
 func (*ScanReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ScanReply) GetTableEpoch() uint64 {
@@ -1361,7 +1406,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1418,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1431,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OpenSessionRequest) GetShard() uint32 {
@@ -1428,7 +1473,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1440,7 +1485,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1453,7 +1498,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *OpenSessionReply) GetAppliedIndex() uint64 {
@@ -1488,7 +1533,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1500,7 +1545,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1513,7 +1558,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CloseSessionRequest) GetShard() uint32 {
@@ -1545,7 +1590,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[17]
+	mi := &file_rowraft_v1_table_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1602,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[17]
+	mi := &file_rowraft_v1_table_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1615,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{18}
 }
 
 // ErrorDetail is attached to every status this project makes. A status without
@@ -1604,7 +1649,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[18]
+	mi := &file_rowraft_v1_table_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1661,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[18]
+	mi := &file_rowraft_v1_table_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1674,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1813,7 +1858,9 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\afetched\x18\v \x01(\rR\afetched\x12'\n" +
 	"\x0fwithout_replica\x18\f \x01(\bR\x0ewithoutReplica\"D\n" +
 	"\x0fPullManyRequest\x121\n" +
-	"\abatches\x18\x01 \x03(\v2\x17.rowraft.v1.PullRequestR\abatches\"\x8c\x02\n" +
+	"\abatches\x18\x01 \x03(\v2\x17.rowraft.v1.PullRequestR\abatches\"@\n" +
+	"\rPullManyReply\x12/\n" +
+	"\aanswers\x18\x01 \x03(\v2\x15.rowraft.v1.PullReplyR\aanswers\"\x8c\x02\n" +
 	"\fWriteRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -1956,11 +2003,11 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +
 	"\x11STEP_OUTCOME_HELD\x10\x02\x12\x18\n" +
-	"\x14STEP_OUTCOME_MISSING\x10\x032\xb1\x05\n" +
+	"\x14STEP_OUTCOME_MISSING\x10\x032\xb5\x05\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x129\n" +
-	"\x05Write\x12\x18.rowraft.v1.WriteRequest\x1a\x16.rowraft.v1.WriteReply\x12@\n" +
-	"\bPullMany\x12\x1b.rowraft.v1.PullManyRequest\x1a\x15.rowraft.v1.PullReply0\x01\x12C\n" +
+	"\x05Write\x12\x18.rowraft.v1.WriteRequest\x1a\x16.rowraft.v1.WriteReply\x12D\n" +
+	"\bPullMany\x12\x1b.rowraft.v1.PullManyRequest\x1a\x19.rowraft.v1.PullManyReply0\x01\x12C\n" +
 	"\tWriteMany\x12\x1c.rowraft.v1.WriteManyRequest\x1a\x16.rowraft.v1.WriteReply0\x01\x128\n" +
 	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12B\n" +
 	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12L\n" +
@@ -1982,7 +2029,7 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_rowraft_v1_table_proto_goTypes = []any{
 	(ReadMode)(0),               // 0: rowraft.v1.ReadMode
 	(WriteOp)(0),                // 1: rowraft.v1.WriteOp
@@ -1990,59 +2037,61 @@ var file_rowraft_v1_table_proto_goTypes = []any{
 	(*PullRequest)(nil),         // 3: rowraft.v1.PullRequest
 	(*PullReply)(nil),           // 4: rowraft.v1.PullReply
 	(*PullManyRequest)(nil),     // 5: rowraft.v1.PullManyRequest
-	(*WriteRequest)(nil),        // 6: rowraft.v1.WriteRequest
-	(*WriteReply)(nil),          // 7: rowraft.v1.WriteReply
-	(*WriteManyRequest)(nil),    // 8: rowraft.v1.WriteManyRequest
-	(*DataPosition)(nil),        // 9: rowraft.v1.DataPosition
-	(*PushStepRequest)(nil),     // 10: rowraft.v1.PushStepRequest
-	(*PushStepReply)(nil),       // 11: rowraft.v1.PushStepReply
-	(*PushStepManyRequest)(nil), // 12: rowraft.v1.PushStepManyRequest
-	(*WaitClockRequest)(nil),    // 13: rowraft.v1.WaitClockRequest
-	(*WaitClockReply)(nil),      // 14: rowraft.v1.WaitClockReply
-	(*ScanRequest)(nil),         // 15: rowraft.v1.ScanRequest
-	(*ScanReply)(nil),           // 16: rowraft.v1.ScanReply
-	(*OpenSessionRequest)(nil),  // 17: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),    // 18: rowraft.v1.OpenSessionReply
-	(*CloseSessionRequest)(nil), // 19: rowraft.v1.CloseSessionRequest
-	(*CloseSessionReply)(nil),   // 20: rowraft.v1.CloseSessionReply
-	(*ErrorDetail)(nil),         // 21: rowraft.v1.ErrorDetail
+	(*PullManyReply)(nil),       // 6: rowraft.v1.PullManyReply
+	(*WriteRequest)(nil),        // 7: rowraft.v1.WriteRequest
+	(*WriteReply)(nil),          // 8: rowraft.v1.WriteReply
+	(*WriteManyRequest)(nil),    // 9: rowraft.v1.WriteManyRequest
+	(*DataPosition)(nil),        // 10: rowraft.v1.DataPosition
+	(*PushStepRequest)(nil),     // 11: rowraft.v1.PushStepRequest
+	(*PushStepReply)(nil),       // 12: rowraft.v1.PushStepReply
+	(*PushStepManyRequest)(nil), // 13: rowraft.v1.PushStepManyRequest
+	(*WaitClockRequest)(nil),    // 14: rowraft.v1.WaitClockRequest
+	(*WaitClockReply)(nil),      // 15: rowraft.v1.WaitClockReply
+	(*ScanRequest)(nil),         // 16: rowraft.v1.ScanRequest
+	(*ScanReply)(nil),           // 17: rowraft.v1.ScanReply
+	(*OpenSessionRequest)(nil),  // 18: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),    // 19: rowraft.v1.OpenSessionReply
+	(*CloseSessionRequest)(nil), // 20: rowraft.v1.CloseSessionRequest
+	(*CloseSessionReply)(nil),   // 21: rowraft.v1.CloseSessionReply
+	(*ErrorDetail)(nil),         // 22: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
-	21, // 1: rowraft.v1.PullReply.error:type_name -> rowraft.v1.ErrorDetail
+	22, // 1: rowraft.v1.PullReply.error:type_name -> rowraft.v1.ErrorDetail
 	3,  // 2: rowraft.v1.PullManyRequest.batches:type_name -> rowraft.v1.PullRequest
-	1,  // 3: rowraft.v1.WriteRequest.op:type_name -> rowraft.v1.WriteOp
-	21, // 4: rowraft.v1.WriteReply.error:type_name -> rowraft.v1.ErrorDetail
-	6,  // 5: rowraft.v1.WriteManyRequest.batches:type_name -> rowraft.v1.WriteRequest
-	9,  // 6: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
-	2,  // 7: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
-	21, // 8: rowraft.v1.PushStepReply.error:type_name -> rowraft.v1.ErrorDetail
-	10, // 9: rowraft.v1.PushStepManyRequest.batches:type_name -> rowraft.v1.PushStepRequest
-	3,  // 10: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
-	6,  // 11: rowraft.v1.Table.Write:input_type -> rowraft.v1.WriteRequest
-	5,  // 12: rowraft.v1.Table.PullMany:input_type -> rowraft.v1.PullManyRequest
-	8,  // 13: rowraft.v1.Table.WriteMany:input_type -> rowraft.v1.WriteManyRequest
-	15, // 14: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
-	10, // 15: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
-	12, // 16: rowraft.v1.Table.PushStepMany:input_type -> rowraft.v1.PushStepManyRequest
-	13, // 17: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
-	17, // 18: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	19, // 19: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
-	4,  // 20: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	7,  // 21: rowraft.v1.Table.Write:output_type -> rowraft.v1.WriteReply
-	4,  // 22: rowraft.v1.Table.PullMany:output_type -> rowraft.v1.PullReply
-	7,  // 23: rowraft.v1.Table.WriteMany:output_type -> rowraft.v1.WriteReply
-	16, // 24: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
-	11, // 25: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
-	11, // 26: rowraft.v1.Table.PushStepMany:output_type -> rowraft.v1.PushStepReply
-	14, // 27: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
-	18, // 28: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	20, // 29: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
-	20, // [20:30] is the sub-list for method output_type
-	10, // [10:20] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	4,  // 3: rowraft.v1.PullManyReply.answers:type_name -> rowraft.v1.PullReply
+	1,  // 4: rowraft.v1.WriteRequest.op:type_name -> rowraft.v1.WriteOp
+	22, // 5: rowraft.v1.WriteReply.error:type_name -> rowraft.v1.ErrorDetail
+	7,  // 6: rowraft.v1.WriteManyRequest.batches:type_name -> rowraft.v1.WriteRequest
+	10, // 7: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
+	2,  // 8: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
+	22, // 9: rowraft.v1.PushStepReply.error:type_name -> rowraft.v1.ErrorDetail
+	11, // 10: rowraft.v1.PushStepManyRequest.batches:type_name -> rowraft.v1.PushStepRequest
+	3,  // 11: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
+	7,  // 12: rowraft.v1.Table.Write:input_type -> rowraft.v1.WriteRequest
+	5,  // 13: rowraft.v1.Table.PullMany:input_type -> rowraft.v1.PullManyRequest
+	9,  // 14: rowraft.v1.Table.WriteMany:input_type -> rowraft.v1.WriteManyRequest
+	16, // 15: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
+	11, // 16: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
+	13, // 17: rowraft.v1.Table.PushStepMany:input_type -> rowraft.v1.PushStepManyRequest
+	14, // 18: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
+	18, // 19: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
+	20, // 20: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
+	4,  // 21: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	8,  // 22: rowraft.v1.Table.Write:output_type -> rowraft.v1.WriteReply
+	6,  // 23: rowraft.v1.Table.PullMany:output_type -> rowraft.v1.PullManyReply
+	8,  // 24: rowraft.v1.Table.WriteMany:output_type -> rowraft.v1.WriteReply
+	17, // 25: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
+	12, // 26: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
+	12, // 27: rowraft.v1.Table.PushStepMany:output_type -> rowraft.v1.PushStepReply
+	15, // 28: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
+	19, // 29: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	21, // 30: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
+	21, // [21:31] is the sub-list for method output_type
+	11, // [11:21] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_table_proto_init() }
@@ -2056,7 +2105,7 @@ func file_rowraft_v1_table_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -54,11 +54,12 @@ type TableClient interface {
 	// and applied here.
 	Write(ctx context.Context, in *WriteRequest, opts ...grpc.CallOption) (*WriteReply, error)
 	// PullMany makes several pulls in one call. Each batch is checked and admitted as a Pull of
-	// its own. Its answer is sent when it is ready: answers come in any order. An answer names
-	// its batch, and has an error in place of rows if the batch failed. The call itself fails
-	// only before the first answer, or when the connection breaks. Servers do not forward it.
-	PullMany(ctx context.Context, in *PullManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullReply], error)
-	// WriteMany is to Write what PullMany is to Pull.
+	// its own. Its answer is sent when it is ready, those of small batches together: answers come
+	// in any order. An answer names its batch, and has an error in place of rows if the batch
+	// failed. The call itself fails only before the first answer, or when the connection breaks.
+	// Servers do not forward it.
+	PullMany(ctx context.Context, in *PullManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullManyReply], error)
+	// WriteMany is to Write what PullMany is to Pull, with a message for each answer.
 	WriteMany(ctx context.Context, in *WriteManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WriteReply], error)
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
@@ -109,13 +110,13 @@ func (c *tableClient) Write(ctx context.Context, in *WriteRequest, opts ...grpc.
 	return out, nil
 }
 
-func (c *tableClient) PullMany(ctx context.Context, in *PullManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullReply], error) {
+func (c *tableClient) PullMany(ctx context.Context, in *PullManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullManyReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[0], Table_PullMany_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[PullManyRequest, PullReply]{ClientStream: stream}
+	x := &grpc.GenericClientStream[PullManyRequest, PullManyReply]{ClientStream: stream}
 	if err := x.ClientStream.SendMsg(in); err != nil {
 		return nil, err
 	}
@@ -126,7 +127,7 @@ func (c *tableClient) PullMany(ctx context.Context, in *PullManyRequest, opts ..
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Table_PullManyClient = grpc.ServerStreamingClient[PullReply]
+type Table_PullManyClient = grpc.ServerStreamingClient[PullManyReply]
 
 func (c *tableClient) WriteMany(ctx context.Context, in *WriteManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WriteReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -245,11 +246,12 @@ type TableServer interface {
 	// and applied here.
 	Write(context.Context, *WriteRequest) (*WriteReply, error)
 	// PullMany makes several pulls in one call. Each batch is checked and admitted as a Pull of
-	// its own. Its answer is sent when it is ready: answers come in any order. An answer names
-	// its batch, and has an error in place of rows if the batch failed. The call itself fails
-	// only before the first answer, or when the connection breaks. Servers do not forward it.
-	PullMany(*PullManyRequest, grpc.ServerStreamingServer[PullReply]) error
-	// WriteMany is to Write what PullMany is to Pull.
+	// its own. Its answer is sent when it is ready, those of small batches together: answers come
+	// in any order. An answer names its batch, and has an error in place of rows if the batch
+	// failed. The call itself fails only before the first answer, or when the connection breaks.
+	// Servers do not forward it.
+	PullMany(*PullManyRequest, grpc.ServerStreamingServer[PullManyReply]) error
+	// WriteMany is to Write what PullMany is to Pull, with a message for each answer.
 	WriteMany(*WriteManyRequest, grpc.ServerStreamingServer[WriteReply]) error
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
@@ -286,7 +288,7 @@ func (UnimplementedTableServer) Pull(context.Context, *PullRequest) (*PullReply,
 func (UnimplementedTableServer) Write(context.Context, *WriteRequest) (*WriteReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Write not implemented")
 }
-func (UnimplementedTableServer) PullMany(*PullManyRequest, grpc.ServerStreamingServer[PullReply]) error {
+func (UnimplementedTableServer) PullMany(*PullManyRequest, grpc.ServerStreamingServer[PullManyReply]) error {
 	return status.Error(codes.Unimplemented, "method PullMany not implemented")
 }
 func (UnimplementedTableServer) WriteMany(*WriteManyRequest, grpc.ServerStreamingServer[WriteReply]) error {
@@ -372,11 +374,11 @@ func _Table_PullMany_Handler(srv interface{}, stream grpc.ServerStream) error {
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(TableServer).PullMany(m, &grpc.GenericServerStream[PullManyRequest, PullReply]{ServerStream: stream})
+	return srv.(TableServer).PullMany(m, &grpc.GenericServerStream[PullManyRequest, PullManyReply]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Table_PullManyServer = grpc.ServerStreamingServer[PullReply]
+type Table_PullManyServer = grpc.ServerStreamingServer[PullManyReply]
 
 func _Table_WriteMany_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WriteManyRequest)
