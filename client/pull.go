@@ -102,8 +102,13 @@ func (c *Client) pull(ctx context.Context, how *Read, segs []Segment) (pulled, e
 			return pulled{}, err
 		}
 		reqs := planPull(m, segs, c.opts.DType)
-		first := wave.New(c.ctx, c.spawn, &wave.Pulls, len(reqs))
-		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, how, &reqs[i], first[i]) })
+		var err error
+		if how.Mode == Bounded {
+			first := wave.New(c.ctx, c.spawn, &wave.Pulls, len(reqs))
+			err = each(len(reqs), func(i int) error { return c.pullBounded(ctx, m, how, &reqs[i], first[i]) })
+		} else {
+			err = c.pullLeaders(ctx, m, how, reqs)
+		}
 		if err == nil {
 			return tellApplied(segs, reqs), nil
 		}
@@ -172,29 +177,33 @@ func each(n int, f func(int) error) error {
 // firstPull is the first try of a request.
 type firstPull = wave.Try[rowraftv1.PullRequest, rowraftv1.PullReply]
 
-// pullShard sends r in the mode of how and copies the reply into the caller's segments.
-func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r *request, first *firstPull) error {
-	defer first.Skip()
-	payload := r.encode(0, c.opts.DType)
-	presence := slices.ContainsFunc(r.segments, func(p segmentRows) bool { return p.seg.Present != nil })
-	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload,
-		Presence: presence}
+// pullRequest returns the message of r. Its payload is from the pool.
+func (c *Client) pullRequest(m *clustermap.Map, how *Read, r *request) *rowraftv1.PullRequest {
+	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard),
+		Payload: r.encode(0, c.opts.DType), Presence: r.wantsPresence()}
 	for _, p := range r.segments {
 		if p.seg.part != nil && p.seg.part.known {
 			req.KnownEpoch = uint64(p.seg.part.epoch)
 		}
 	}
 	c.askFor(req, how, r.shard)
-	var (
-		reply *rowraftv1.PullReply
-		tries int
-		err   error
-	)
-	if how.Mode == Bounded {
-		reply, tries, err = c.pullAny(ctx, m.Cluster, r.shard, how.turn, req, first)
-	} else {
-		reply, tries, err = c.pullLeader(ctx, m.Cluster, r.shard, req, first)
-	}
+	return req
+}
+
+func (r *request) wantsPresence() bool {
+	return slices.ContainsFunc(r.segments, func(p segmentRows) bool { return p.seg.Present != nil })
+}
+
+// pullBounded sends r to any replica that is fresh enough.
+func (c *Client) pullBounded(ctx context.Context, m *clustermap.Map, how *Read, r *request, first *firstPull) error {
+	defer first.Skip()
+	req := c.pullRequest(m, how, r)
+	reply, tries, err := c.pullAny(ctx, m.Cluster, r.shard, how.turn, req, first)
+	return c.take(r, req, reply, tries, err)
+}
+
+// take copies the reply to a pull, which had so many tries, into the caller's segments.
+func (c *Client) take(r *request, req *rowraftv1.PullRequest, reply *rowraftv1.PullReply, tries int, err error) error {
 	if err != nil {
 		return fmt.Errorf("pull from shard %d: %w", r.shard, err)
 	}
@@ -207,27 +216,13 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 	}
 	if tries == 1 {
 		// After a failed try the payload may still be in a transport's queue.
-		rpc.Pool.Release(payload)
+		rpc.Pool.Release(req.Payload)
 	}
 	r.epoch = rowraft.TableEpoch(reply.TableEpoch)
 	r.applied, r.met = rowraft.Index(reply.AppliedIndex), Freshness{time.Duration(reply.AgeNs), reply.Lag}
-	err = r.scatter(reply.Payload, c.opts.DType, presence)
+	err = r.scatter(reply.Payload, c.opts.DType, req.Presence)
 	rpc.Pool.Release(reply.Payload)
 	return err
-}
-
-// pullLeader asks the leader of a shard and returns the number of tries.
-func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID,
-	req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
-	_, err = c.router.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
-		defer first.Skip()
-		return c.router.try(ctx, shard, at, func(ctx context.Context, stub stub) (err error) {
-			tries++
-			reply, err = wave.Pulls.Send(ctx, first, stub, req)
-			return c.cluster.retryUntilTableKnown(err, req.Payload)
-		})
-	})
-	return reply, tries, err
 }
 
 // scatter checks the reply and copies its rows into the caller's segments.

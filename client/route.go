@@ -83,8 +83,16 @@ func (r *router) call(ctx context.Context, home rowraft.ClusterID, shard rowraft
 
 // callKind holds the options of a call of onLeader.
 type callKind struct {
-	failFast bool // it ends when the retry budget is spent
-	direct   bool // servers do not forward it
+	failFast bool      // it ends when the retry budget is spent
+	direct   bool      // servers do not forward it
+	failed   *firstTry // the first try, if it was made before the call
+}
+
+// firstTry is a try that has failed.
+type firstTry struct {
+	at    server
+	began time.Time
+	err   error
 }
 
 // onLeader chooses a server for each try and calls try with it, until try returns nil, an error
@@ -100,15 +108,20 @@ func (r *router) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		if err := r.cluster.replaced(home); err != nil {
 			return maybe, err
 		}
-		at := r.target(shard, last, useHint, mayRelay)
-		at.home, at.mayRelay = home, mayRelay
+		var at server
+		begin := time.Now()
+		if kind.failed != nil {
+			at, begin, err, kind.failed = kind.failed.at, kind.failed.began, kind.failed.err, nil
+		} else {
+			at = r.target(shard, last, useHint, mayRelay)
+			at.home, at.mayRelay = home, mayRelay
+			err = try(at)
+		}
 		node := at.node
 		last = node
-		begin := time.Now()
-		err = try(at)
 		if err == nil {
 			if !at.forwards() {
-				r.cluster.within(home, func() { r.noteLeader(shard, node) })
+				r.answered(home, shard, node)
 			}
 			retries.Succeeded()
 			return false, nil
@@ -322,6 +335,13 @@ func (r *router) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, may
 	}
 	n, _ := m.Node(replicas[next].Node)
 	return server{node: n.ID, addr: n.Addr, leader: n.ID, before: hint}
+}
+
+// answered records that node answered for a shard of cluster home.
+func (r *router) answered(home rowraft.ClusterID, shard rowraft.ShardID, node rowraft.NodeID) {
+	if hint := r.leaders.at(shard).leader.Load(); hint == nil || hint.node != node {
+		r.cluster.within(home, func() { r.noteLeader(shard, node) })
+	}
 }
 
 // noteLeader stores that node answered as the leader. An answer has no term, so the hint

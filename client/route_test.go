@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"sync"
@@ -17,8 +18,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// hintServer is a replica that names a leader of shard 0. A silent one accepts calls and never answers
-// them, like a stopped process.
+// hintServer is a replica that names a leader of all shards. A silent one accepts pulls and never answers those of
+// the last shard, as if that shard had no quorum.
 type hintServer struct {
 	rowraftv1.UnimplementedClusterServer
 	rowraftv1.UnimplementedTableServer
@@ -47,34 +48,48 @@ func (s *hintServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (
 			return reply, nil
 		}
 	}
-	reply.Leaders = []*rowraftv1.LeaderHint{{Shard: 0, Node: string(s.leader), Term: s.term}}
+	for i := range s.m.Shards {
+		reply.Leaders = append(reply.Leaders, &rowraftv1.LeaderHint{Shard: uint32(i), Node: string(s.leader), Term: s.term})
+	}
 	return reply, nil
 }
 
 func (s *hintServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	s.asked()
-	if s.silent {
+	if s.silent && int(req.Shard) == len(s.m.Shards)-1 {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
 	return zeros(req)
 }
 
-// hintServers serves the given servers, nodes "old" and "new" of one shard, and dials "old".
-func hintServers(t *testing.T, ctx context.Context, log *slog.Logger, servers ...*hintServer) (*Client, Segment) {
+func (s *hintServer) PullMany(req *rowraftv1.PullManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
+	return (&fakeServer{pull: s.Pull}).PullMany(req, stream)
+}
+
+// hintServers serves the given servers, nodes "old" and "new" of so many shards, and dials "old". The segment has a
+// key of each shard.
+func hintServers(t *testing.T, ctx context.Context, shards int, log *slog.Logger,
+	servers ...*hintServer) (*Client, Segment) {
 	t.Helper()
 	schema := rowraft.Schema{
 		ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 	}
 	listeners := []net.Listener{rpctest.Listen(t), rpctest.Listen(t)}
+	both := []clustermap.Replica{{ID: "r0", Node: "old"}, {ID: "r1", Node: "new"}}
+	all := make([]clustermap.Shard, shards)
+	for i := range all {
+		all[i] = clustermap.Shard{ID: rowraft.ShardID(i), Replicas: both}
+	}
 	m, err := clustermap.New(clustermap.Map{
 		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1, Tables: []rowraft.Schema{schema},
 		Nodes: []clustermap.Node{
 			{ID: "old", Name: "old", Addr: listeners[0].Addr().String(), Scheduler: true},
 			{ID: "new", Name: "new", Addr: listeners[1].Addr().String()},
 		},
-		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "r0", Node: "old"}, {ID: "r1", Node: "new"}}}},
+		Shards: all,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -95,17 +110,24 @@ func hintServers(t *testing.T, ctx context.Context, log *slog.Logger, servers ..
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c, Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}
+	return c, Segment{Table: table, Keys: (&fakeServer{m: m}).oneKeyPerShard(table), Values: make([]float32, 2*shards)}
 }
 
-// A try may last an hour here, so only a hint of the new leader can end it.
+// A try may last an hour here, so only a hint of the new leader can end it. With three shards it is that of a call
+// that has answered the others.
 func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprintf("shards=%d", shards), func(t *testing.T) { testSilentLeader(t, shards) })
+	}
+}
+
+func testSilentLeader(t *testing.T, shards int) {
 	asked := make(chan struct{})
 	old := &hintServer{leader: "old", term: 1, silent: true, asked: sync.OnceFunc(func() { close(asked) })}
 	next := &hintServer{leader: "new", term: 2, asked: func() {}, knows: asked} // or it might never ask "old"
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	c, segment := hintServers(t, ctx, nil, old, next)
+	c, segment := hintServers(t, ctx, shards, nil, old, next)
 	if err := c.Pull(ctx, segment); err != nil {
 		t.Fatal(err)
 	}
@@ -129,14 +151,21 @@ func (slowLog) Handle(context.Context, slog.Record) error {
 // Close ends a try that may last an hour. The goroutines that look for another leader have ended when Close
 // returns.
 func TestCloseEndsASilentTry(t *testing.T) {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprintf("shards=%d", shards), func(t *testing.T) { testCloseEndsASilentTry(t, shards) })
+	}
+}
+
+func testCloseEndsASilentTry(t *testing.T, shards int) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	old := &hintServer{leader: "old", term: 1, silent: true, asked: func() {}}
 	next := &hintServer{leader: "old", term: 1, asked: func() {}, told: func() { <-ctx.Done() }}
-	c, segment := hintServers(t, ctx, slog.New(slowLog{slog.DiscardHandler}), old, next)
+	c, segment := hintServers(t, ctx, shards, slog.New(slowLog{slog.DiscardHandler}), old, next)
+	asking := &c.router.leaders.at(rowraft.ShardID(shards - 1)).asking
 	pulled := make(chan error, 1)
 	go func() { pulled <- c.Pull(ctx, segment) }()
-	for !c.router.leaders.at(0).asking.Load() {
+	for !asking.Load() {
 		if ctx.Err() != nil {
 			t.Fatal("no goroutine looks for another leader")
 		}
@@ -146,7 +175,7 @@ func TestCloseEndsASilentTry(t *testing.T) {
 	if ctx.Err() != nil {
 		t.Error("Close waited for the try")
 	}
-	if c.router.leaders.at(0).asking.Load() {
+	if asking.Load() {
 		t.Error("Close returned, and a goroutine looks for another leader")
 	}
 	if err := <-pulled; rowraft.CodeOf(err) != rowraft.CodeClosing {

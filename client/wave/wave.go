@@ -150,12 +150,7 @@ func (w *wave[Q, R]) sendLocked() {
 	for _, batches := range w.joined {
 		batches = slices.DeleteFunc(batches, func(b *sharedBatch[Q, R]) bool { return b.gone })
 		for len(batches) > 0 {
-			n, bytes := 0, 0
-			for ; n < min(len(batches), rpc.MaxBatches); n++ {
-				if bytes += len(w.calls.payload(batches[n].req)); n > 0 && bytes > SharedBytes {
-					break
-				}
-			}
+			n := Cut(len(batches), func(i int) []byte { return w.calls.payload(batches[i].req) })
 			w.callLocked(batches[:n])
 			batches = batches[n:]
 		}
@@ -170,29 +165,33 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 		batches[0].result <- shared[R]{alone: true}
 		return
 	}
-	call := &sharedCall[Q, R]{calls: w.calls, batches: batches, waiting: len(batches), over: make([]bool, len(batches))}
 	first := batches[0]
 	ctx := context.WithoutCancel(first.ctx)
+	var cancel context.CancelFunc
 	if end, ok := first.ctx.Deadline(); ok {
 		for _, b := range batches[1:] {
 			if other, ok := b.ctx.Deadline(); ok && other.After(end) {
 				end = other
 			}
 		}
-		ctx, call.cancel = context.WithDeadline(ctx, end)
+		ctx, cancel = context.WithDeadline(ctx, end)
 	} else {
-		ctx, call.cancel = context.WithCancel(ctx)
+		ctx, cancel = context.WithCancel(ctx)
 	}
+	call := w.calls.NewShared(len(batches), cancel, func(batch int, reply *R, err error) {
+		batches[batch].result <- shared[R]{reply: reply, err: err}
+	})
+	reqs := make([]*Q, len(batches))
 	for i, b := range batches {
-		b.call, b.index = call, i
+		b.call, b.index, reqs[i] = call, i, b.req
 	}
 	err := w.spawn(func() {
-		defer call.cancel()
-		defer context.AfterFunc(w.ctx, call.cancel)()
-		call.run(ctx, first.to)
+		defer cancel()
+		defer context.AfterFunc(w.ctx, cancel)()
+		call.Run(ctx, first.to, reqs)
 	})
 	if err != nil {
-		call.cancel()
+		cancel()
 		for _, b := range batches {
 			b.result <- shared[R]{err: err}
 		}
@@ -214,9 +213,9 @@ type sharedBatch[Q, R any] struct {
 	result chan shared[R] // capacity 1: the try may have ended
 
 	// Under wave.mu:
-	call  *sharedCall[Q, R] // that has the batch; nil: none yet, or it is sent alone
-	index int               // in that call
-	gone  bool              // the try has ended
+	call  *Shared[Q, R] // that has the batch; nil: none yet, or it is sent alone
+	index int           // in that call
+	gone  bool          // the try has ended
 }
 
 // shared is the result of a sharedBatch. alone means that no other batch goes to its server.
@@ -272,43 +271,63 @@ func (k *Calls[Q, R]) Send(ctx context.Context, t *Try[Q, R], to Server, req *Q)
 	b.gone = true
 	call := b.call
 	w.mu.Unlock()
-	if call != nil && call.markOver(b.index) {
-		call.cancel() // no batch waits any more: the server stops its work
+	if call != nil {
+		call.Leave(b.index)
 	}
 	return nil, rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(ctx))
 }
 
-// sharedCall is one call with several batches. Its goroutine gives each batch its result.
-type sharedCall[Q, R any] struct {
-	calls   *Calls[Q, R]
-	batches []*sharedBatch[Q, R]
-	cancel  context.CancelFunc
+// Shared is one call with several batches. It calls done once for each batch that does not leave first, with the reply
+// or the error of the batch, on the goroutine of Run.
+type Shared[Q, R any] struct {
+	calls  *Calls[Q, R]
+	cancel context.CancelFunc
+	done   func(batch int, reply *R, err error)
 
 	mu      sync.Mutex
-	over    []bool // by batch: it has its answer, or its try has ended
+	over    []bool // by batch: done is called for it, or it has left
 	waiting int    // batches that are not over
 }
 
-// markOver records that a batch is over. It reports whether it was the last one.
-func (c *sharedCall[Q, R]) markOver(batch int) (last bool) {
+// NewShared returns a call with n batches. cancel ends its context.
+func (k *Calls[Q, R]) NewShared(n int, cancel context.CancelFunc,
+	done func(batch int, reply *R, err error)) *Shared[Q, R] {
+	return &Shared[Q, R]{calls: k, cancel: cancel, done: done, over: make([]bool, n), waiting: n}
+}
+
+// Leave makes the call go on without a batch. It reports false if the batch is over. When no batch is left, the call
+// ends, so that the server stops its work.
+func (c *Shared[Q, R]) Leave(batch int) bool {
+	left, last := c.markOver(batch)
+	if left && last {
+		c.cancel()
+	}
+	return left
+}
+
+// Over reports whether a batch has its result or has left.
+func (c *Shared[Q, R]) Over(batch int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.over[batch]
+}
+
+// markOver records that a batch is over. It reports whether it was not, and whether it was the last one.
+func (c *Shared[Q, R]) markOver(batch int) (ok, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over[batch] {
-		return false
+		return false, false
 	}
 	c.over[batch] = true
 	c.waiting--
-	return c.waiting == 0
+	return true, c.waiting == 0
 }
 
-// run makes the call and passes the answers to their batches until it ends. An error of the call is the result of
-// each batch that has no answer.
-func (c *sharedCall[Q, R]) run(ctx context.Context, to rowraftv1.TableClient) {
-	reqs := make([]*Q, len(c.batches))
-	for i, b := range c.batches {
-		reqs[i] = b.req
-	}
-	answered := make([]bool, len(c.batches))
+// Run makes the call and passes the answers to done until the call ends. An error of the call is the result of each
+// batch that has no answer.
+func (c *Shared[Q, R]) Run(ctx context.Context, to rowraftv1.TableClient, reqs []*Q) {
+	answered := make([]bool, len(reqs))
 	next, err := c.calls.shared(ctx, to, reqs)
 	for err == nil {
 		var some []*R
@@ -319,31 +338,43 @@ func (c *sharedCall[Q, R]) run(ctx context.Context, to rowraftv1.TableClient) {
 	if errors.Is(err, io.EOF) {
 		err = rowraft.Errorf(rowraft.CodeUnknown, "the server ended the call without an answer to this batch")
 	}
-	for i, b := range c.batches {
-		if !answered[i] {
-			b.result <- shared[R]{err: rpc.FromStatus(err)}
+	for i := range reqs {
+		if ok, _ := c.markOver(i); ok {
+			c.done(i, nil, rpc.FromStatus(err))
 		}
 	}
 }
 
-// answer gives batches their replies.
-func (c *sharedCall[Q, R]) answer(some []*R, answered []bool) error {
+// answer passes replies to done.
+func (c *Shared[Q, R]) answer(some []*R, answered []bool) error {
 	for _, reply := range some {
-		i := c.calls.batch(reply)
-		if int(i) >= len(answered) || answered[i] {
+		i := int(c.calls.batch(reply))
+		if i >= len(answered) || answered[i] {
 			return rowraft.Errorf(rowraft.CodeUnknown, "the server answered batch %d of %d, or answered it twice", i,
 				len(answered))
 		}
 		answered[i] = true
-		r := shared[R]{reply: reply}
-		if d := c.calls.err(reply); d != nil {
-			r = shared[R]{err: rpc.FromDetail(d)}
+		ok, last := c.markOver(i)
+		switch d := c.calls.err(reply); {
+		case !ok: // it has left
+		case d != nil:
+			c.done(i, nil, rpc.FromDetail(d))
+		default:
+			c.done(i, reply, nil)
 		}
-		last := c.markOver(int(i))
-		c.batches[i].result <- r
-		if last && slices.Contains(answered, false) { // the server still works on a batch whose try has ended
+		if last && slices.Contains(answered, false) { // the server still works on a batch that has left
 			c.cancel()
 		}
 	}
 	return nil
+}
+
+// Cut returns how many of the payloads fit into one call: at least one.
+func Cut(n int, payload func(i int) []byte) (fit int) {
+	for bytes := 0; fit < min(n, rpc.MaxBatches); fit++ {
+		if bytes += len(payload(fit)); fit > 0 && bytes > SharedBytes {
+			break
+		}
+	}
+	return fit
 }

@@ -1,0 +1,144 @@
+package client
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/wave"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// pullTries counts the pulls of each shard.
+type pullTries struct {
+	mu     sync.Mutex
+	counts map[uint32]int
+}
+
+func (p *pullTries) add(shard uint32) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.counts == nil {
+		p.counts = make(map[uint32]int)
+	}
+	p.counts[shard]++
+	return p.counts[shard]
+}
+
+// Pulls of one call end each with a code of its own: those that may be tried again are, alone, and the others are not.
+func TestPullsOfOneCallAreTriedAgainAlone(t *testing.T) {
+	for _, last := range []error{nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard 3")} {
+		codes := map[uint32]error{
+			0: &rowraft.NotLeaderError{Shard: 0, Term: 2, Leader: "n"},
+			1: &rowraft.OverloadedError{What: "shard 1", RetryAfter: time.Millisecond},
+			2: rowraft.Errorf(rowraft.CodeTableNotFound, "shard 2"), // the map has the table: it is being created
+			3: last,
+		}
+		var tries pullTries
+		s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+			if err := codes[req.Shard]; tries.add(req.Shard) == 1 && err != nil {
+				return nil, err
+			}
+			return zeros(req)
+		}}
+		s.serve(t, 5)
+		c, table := s.dial(t, nil)
+		values := slices.Repeat([]float32{7}, 10)
+		err := c.Pull(patience(t), Segment{Table: table, Keys: s.oneKeyPerShard(table), Values: values})
+		want := map[uint32]int{0: 2, 1: 2, 2: 2, 3: 1, 4: 1}
+		if rowraft.CodeOf(err) != rowraft.CodeOf(last) || !maps.Equal(tries.counts, want) || s.shared.Load() != 1 {
+			t.Errorf("the pull ends with %v after the tries %v and %d shared calls, want %v, %v and 1", err, tries.counts,
+				s.shared.Load(), last, want)
+		}
+		if last == nil && slices.Contains(values, 7) {
+			t.Errorf("the rows are %v, want those of all shards", values)
+		}
+	}
+}
+
+// A call that ends without some of its answers: their pulls are sent again alone.
+func TestACallThatBreaksIsMadeAgainByShard(t *testing.T) {
+	var tries pullTries
+	s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+		tries.add(req.Shard)
+		return zeros(req)
+	}}
+	s.table = brokenServer{&s}
+	s.serve(t, 3)
+	c, table := s.dial(t, nil)
+	if err := c.Pull(patience(t), Segment{Table: table, Keys: s.oneKeyPerShard(table),
+		Values: make([]float32, 6)}); err != nil {
+		t.Error(err)
+	}
+	if want := map[uint32]int{1: 1, 2: 1}; !maps.Equal(tries.counts, want) {
+		t.Errorf("shards were asked again alone: %v, want %v", tries.counts, want)
+	}
+}
+
+// brokenServer answers the first pull of a call and then ends it.
+type brokenServer struct{ *fakeServer }
+
+func (s brokenServer) PullMany(req *rowraftv1.PullManyRequest,
+	stream rowraftv1.Table_PullManyServer) error {
+	reply, err := zeros(req.Batches[0])
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg([]rpc.Counted{{Reply: reply}}); err != nil {
+		return err
+	}
+	return rpc.ToStatus(rowraft.Errorf(rowraft.CodeUnknown, "the connection broke"))
+}
+
+// A caller that leaves ends its call, and the server stops.
+func TestACallerThatLeavesEndsItsPulls(t *testing.T) {
+	var answered atomic.Int64
+	arrived, ended := make(chan struct{}), make(chan struct{})
+	s := fakeServer{pull: func(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+		if req.Shard != 1 {
+			answered.Add(1)
+			return zeros(req)
+		}
+		close(arrived)
+		<-ctx.Done()
+		close(ended)
+		return nil, ctx.Err()
+	}}
+	s.serve(t, 3)
+	c, table := s.dial(t, nil)
+	ctx, leave := context.WithCancel(patience(t))
+	go func() { <-arrived; leave() }()
+	err := c.Pull(ctx, Segment{Table: table, Keys: s.oneKeyPerShard(table), Values: make([]float32, 6)})
+	if code := rowraft.CodeOf(err); code != rowraft.CodeDeadline {
+		t.Errorf("a pull whose caller left ends with %v, want CodeDeadline", err)
+	}
+	<-ended
+}
+
+// A pull of more than one call can carry makes several.
+func TestLargePullsMakeSeveralCalls(t *testing.T) {
+	s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+		return zeros(req)
+	}}
+	s.serve(t, 3)
+	c, table := s.dial(t, nil)
+	keys := s.oneKeyPerShard(table)
+	for i, want := range []int64{1, 0} { // then each shard alone
+		s.shared.Store(0)
+		if err := c.Pull(patience(t), Segment{Table: table, Keys: keys, Values: make([]float32, 2*len(keys))}); err != nil {
+			t.Error(err)
+		}
+		if s.shared.Load() != want {
+			t.Errorf("%d keys: %d shared calls, want %d", len(keys), s.shared.Load(), want)
+		}
+		if i == 0 {
+			keys = slices.Repeat(keys, wave.SharedBytes/8)
+		}
+	}
+}
