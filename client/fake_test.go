@@ -100,8 +100,8 @@ func (s *fakeServer) WriteMany(req *rowraftv1.WriteManyRequest,
 func (s *fakeServer) PullMany(req *rowraftv1.PullManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
 	s.shared.Add(1)
-	now := func(*rowraftv1.PullRequest) bool { return false }
-	return rpc.PullMany(rpc.NewWorkers(), req, stream, now,
+	ready := func(*rowraftv1.PullRequest) bool { return false }
+	return rpc.PullMany(rpc.NewWorkers(), req, stream, ready,
 		func(ctx context.Context, q *rowraftv1.PullRequest) (c rpc.Counted, err error) {
 			c.Reply, err = s.Pull(ctx, q)
 			return c, err

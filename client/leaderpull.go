@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/clustermap"
@@ -18,13 +20,13 @@ import (
 // be asked for it alone, gets a goroutine: with one for each shard, goroutines, contexts and timers took a third of the
 // client's CPU time with 64 shards.
 type leaderPull struct {
-	c    *Client
-	ctx  context.Context // of the caller
-	home rowraft.ClusterID
-	reqs []request
-	msgs []*rowraftv1.PullRequest // by request
-	errs []error                  // likewise
-	left sync.WaitGroup           // requests without a result
+	c       *Client
+	ctx     context.Context // of the caller
+	home    rowraft.ClusterID
+	reqs    []request
+	msgs    []*rowraftv1.PullRequest // by request
+	errs    []error                  // likewise
+	pending sync.WaitGroup           // requests without a result
 }
 
 // pullLeaders asks the leaders of the shards for the rows of reqs. It returns the error of the first request that
@@ -32,19 +34,22 @@ type leaderPull struct {
 func (c *Client) pullLeaders(ctx context.Context, m *clustermap.Map, how *Read, reqs []request) error {
 	p := &leaderPull{c: c, ctx: ctx, home: m.Cluster, reqs: reqs, msgs: make([]*rowraftv1.PullRequest, len(reqs)),
 		errs: make([]error, len(reqs))}
-	p.left.Add(len(reqs))
+	p.pending.Add(len(reqs))
 	for i := range reqs {
 		p.msgs[i] = c.pullRequest(m, how, &reqs[i])
 	}
-	calls := p.plan()
-	for i, call := range calls {
-		if i < len(calls)-1 {
-			go call.run()
+	shared, alone := p.plan()
+	for _, call := range shared {
+		call.start()
+	}
+	for n, i := range alone {
+		if n < len(alone)-1 {
+			go p.alone(i, nil)
 		} else {
-			call.run()
+			p.alone(i, nil)
 		}
 	}
-	p.left.Wait()
+	p.pending.Wait()
 	for _, err := range p.errs {
 		if err != nil {
 			return err
@@ -53,31 +58,35 @@ func (c *Client) pullLeaders(ctx context.Context, m *clustermap.Map, how *Read, 
 	return nil
 }
 
-// plan returns the calls of the first tries.
-func (p *leaderPull) plan() (calls []*serverPull) {
+// plan returns the calls of several requests, and the other requests.
+func (p *leaderPull) plan() (shared []*serverPull, alone []int) {
 	open := make(map[string]*serverPull) // by the address of the server
 	for i := range p.reqs {
 		at := p.c.router.target(p.reqs[i].shard, "", true, true)
 		at.home, at.mayRelay = p.home, true
-		s := open[at.addr]
-		if s == nil || at.forwards() {
-			s = &serverPull{p: p}
-			calls = append(calls, s)
+		if at.addr == "" || at.forwards() { // servers do not forward a call of several requests
+			alone = append(alone, i)
+			continue
 		}
-		if at.addr != "" && !at.forwards() { // servers do not forward a call with several shards
+		s := open[at.addr]
+		if s == nil {
+			s = &serverPull{p: p}
 			open[at.addr] = s
 		}
 		s.at, s.index = append(s.at, at), append(s.index, i)
 	}
-	for i := 0; i < len(calls); i++ {
-		s := calls[i]
-		n := wave.Cut(len(s.index), func(j int) []byte { return p.msgs[s.index[j]].Payload })
-		if n < len(s.index) {
-			calls = append(calls, &serverPull{p: p, at: s.at[n:], index: s.index[n:]})
-			s.at, s.index = s.at[:n:n], s.index[:n:n]
+	for _, s := range open {
+		for at, index := s.at, s.index; len(index) > 0; {
+			n := wave.Cut(len(index), func(j int) []byte { return p.msgs[index[j]].Payload })
+			if n == 1 {
+				alone = append(alone, index[0])
+			} else {
+				shared = append(shared, &serverPull{p: p, at: at[:n], index: index[:n]})
+			}
+			at, index = at[n:], index[n:]
 		}
 	}
-	return calls
+	return shared, alone
 }
 
 // alone sends a request until it has its result. failed is its first try; nil: it was not tried.
@@ -102,7 +111,7 @@ func (p *leaderPull) alone(i int, failed *firstTry) {
 // take gives a request its result.
 func (p *leaderPull) take(i int, reply *rowraftv1.PullReply, tries int, err error) {
 	p.errs[i] = p.c.take(&p.reqs[i], p.msgs[i], reply, tries, err)
-	p.left.Done()
+	p.pending.Done()
 }
 
 // serverPull is the first try of the requests of a leaderPull for one server.
@@ -116,28 +125,30 @@ type serverPull struct {
 	call  *wave.Shared[rowraftv1.PullRequest, rowraftv1.PullReply]
 
 	mu       sync.Mutex
-	watchers []context.CancelCauseFunc // by request: end the watch of a slow try; nil: no try is slow
+	endWatch []context.CancelCauseFunc // by request; nil: the call is not slow
 }
 
-// run makes the call. When it returns, each request has its result or a goroutine of its own.
-func (s *serverPull) run() {
-	p, c := s.p, s.p.c
-	if len(s.index) == 1 {
-		p.alone(s.index[0], nil)
-		return
-	}
+// start makes the call on another goroutine, which ends later than the pull if the server is slow to end the call.
+func (s *serverPull) start() {
 	s.began = time.Now()
-	ctx, cancel := context.WithTimeout(rpc.WithCluster(p.ctx, p.home), c.opts.AttemptTimeout)
-	defer cancel()
-	defer context.AfterFunc(c.ctx, cancel)()
-	s.ctx, s.call = ctx, wave.Pulls.NewShared(len(s.index), cancel, s.done)
-	conn, err := c.conns.Get(s.at[0].addr)
+	conn, err := s.p.c.conns.Get(s.at[0].addr)
+	if err == nil {
+		err = s.p.c.spawn(func() { s.run(conn) })
+	}
 	if err != nil {
 		for j := range s.index {
 			s.again(j, err)
 		}
-		return
 	}
+}
+
+// run makes the call. When it returns, each request has its result or a goroutine of its own.
+func (s *serverPull) run(conn *grpc.ClientConn) {
+	p, c := s.p, s.p.c
+	ctx, cancel := context.WithTimeout(rpc.WithCluster(p.ctx, p.home), c.opts.AttemptTimeout)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+	s.ctx, s.call = ctx, wave.Pulls.NewShared(len(s.index), cancel, s.done)
 	defer time.AfterFunc(slowTry, s.watch).Stop()
 	msgs := make([]*rowraftv1.PullRequest, len(s.index))
 	for j, i := range s.index {
@@ -149,10 +160,13 @@ func (s *serverPull) run() {
 // done takes the answer to a request.
 func (s *serverPull) done(j int, reply *rowraftv1.PullReply, err error) {
 	s.mu.Lock()
-	if s.watchers != nil {
-		s.watchers[j](nil)
+	if s.endWatch != nil {
+		s.endWatch[j](nil)
 	}
 	s.mu.Unlock()
+	if err != nil && s.p.ctx.Err() != nil {
+		err = rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(s.p.ctx))
+	}
 	if err != nil {
 		s.again(j, s.p.c.cluster.retryUntilTableKnown(err, s.p.msgs[s.index[j]].Payload))
 		return
@@ -174,11 +188,11 @@ func (s *serverPull) again(j int, err error) {
 func (s *serverPull) watch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.watchers = make([]context.CancelCauseFunc, len(s.index))
+	s.endWatch = make([]context.CancelCauseFunc, len(s.index))
 	for j := range s.index {
 		ctx, cancel := context.WithCancelCause(s.ctx)
-		s.watchers[j] = cancel
-		if s.call.Over(j) {
+		s.endWatch[j] = cancel
+		if s.call.Settled(j) {
 			cancel(nil)
 			continue
 		}

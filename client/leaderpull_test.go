@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -112,33 +113,72 @@ func TestACallerThatLeavesEndsItsPulls(t *testing.T) {
 	}}
 	s.serve(t, 3)
 	c, table := s.dial(t, nil)
-	ctx, leave := context.WithCancel(patience(t))
-	go func() { <-arrived; leave() }()
+	why := errors.New("the caller has left")
+	ctx, leave := context.WithCancelCause(patience(t))
+	go func() { <-arrived; leave(why) }()
 	err := c.Pull(ctx, Segment{Table: table, Keys: s.oneKeyPerShard(table), Values: make([]float32, 6)})
-	if code := rowraft.CodeOf(err); code != rowraft.CodeDeadline {
-		t.Errorf("a pull whose caller left ends with %v, want CodeDeadline", err)
+	if rowraft.CodeOf(err) != rowraft.CodeDeadline || !errors.Is(err, why) {
+		t.Errorf("a pull whose caller left ends with %v, want CodeDeadline and the cause", err)
 	}
 	<-ended
 }
 
-// A pull of more than one call can carry makes several.
-func TestLargePullsMakeSeveralCalls(t *testing.T) {
+// A pull ends when it has all rows, also if the server does not end its call. Close ends that.
+func TestAPullDoesNotWaitForTheEndOfItsCall(t *testing.T) {
 	s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 		return zeros(req)
 	}}
+	over := make(chan struct{})
+	s.table = endlessServer{&s, over}
 	s.serve(t, 3)
-	c, table := s.dial(t, nil)
-	keys := s.oneKeyPerShard(table)
-	for i, want := range []int64{1, 0} { // then each shard alone
-		s.shared.Store(0)
-		if err := c.Pull(patience(t), Segment{Table: table, Keys: keys, Values: make([]float32, 2*len(keys))}); err != nil {
+	c, table := s.dial(t, func(o *Options) { o.AttemptTimeout = time.Hour })
+	err := c.Pull(patience(t), Segment{Table: table, Keys: s.oneKeyPerShard(table), Values: make([]float32, 6)})
+	if err != nil {
+		t.Error(err)
+	}
+	c.Close()
+	<-over
+}
+
+// endlessServer answers the pulls of a call and does not end it.
+type endlessServer struct {
+	*fakeServer
+	over chan struct{}
+}
+
+func (s endlessServer) PullMany(req *rowraftv1.PullManyRequest, stream rowraftv1.Table_PullManyServer) error {
+	err := s.fakeServer.PullMany(req, stream)
+	<-stream.Context().Done()
+	close(s.over)
+	return err
+}
+
+// A pull of more than one call can carry makes several calls.
+func TestLargePullsMakeSeveralCalls(t *testing.T) {
+	for _, tc := range []struct {
+		shards, keys int // keys of each shard
+		shared       int64
+	}{
+		{3, 1, 1},
+		{129, 1, 2},                         // and one alone
+		{3, wave.SharedBytes/8/2 - 1000, 1}, // of two shards, and one alone
+		{3, wave.SharedBytes / 8, 0},
+	} {
+		var tries pullTries
+		s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+			tries.add(req.Shard)
+			return zeros(req)
+		}}
+		s.serve(t, tc.shards)
+		c, table := s.dial(t, nil)
+		keys := slices.Repeat(s.oneKeyPerShard(table), tc.keys)
+		values := slices.Repeat([]float32{7}, 2*len(keys))
+		if err := c.Pull(patience(t), Segment{Table: table, Keys: keys, Values: values}); err != nil {
 			t.Error(err)
 		}
-		if s.shared.Load() != want {
-			t.Errorf("%d keys: %d shared calls, want %d", len(keys), s.shared.Load(), want)
-		}
-		if i == 0 {
-			keys = slices.Repeat(keys, wave.SharedBytes/8)
+		if s.shared.Load() != tc.shared || slices.Contains(values, 7) || len(tries.counts) != tc.shards {
+			t.Errorf("%d keys of %d shards: %d shared calls to %d shards, want %d to all, and all rows", len(keys), tc.shards,
+				s.shared.Load(), len(tries.counts), tc.shared)
 		}
 	}
 }

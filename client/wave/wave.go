@@ -285,43 +285,43 @@ type Shared[Q, R any] struct {
 	done   func(batch int, reply *R, err error)
 
 	mu      sync.Mutex
-	over    []bool // by batch: done is called for it, or it has left
-	waiting int    // batches that are not over
+	settled []bool // by batch: done is called for it, or it has left
+	pending int    // batches that are not settled
 }
 
 // NewShared returns a call with n batches. cancel ends its context.
 func (k *Calls[Q, R]) NewShared(n int, cancel context.CancelFunc,
 	done func(batch int, reply *R, err error)) *Shared[Q, R] {
-	return &Shared[Q, R]{calls: k, cancel: cancel, done: done, over: make([]bool, n), waiting: n}
+	return &Shared[Q, R]{calls: k, cancel: cancel, done: done, settled: make([]bool, n), pending: n}
 }
 
-// Leave makes the call go on without a batch. It reports false if the batch is over. When no batch is left, the call
-// ends, so that the server stops its work.
+// Leave removes a batch from the call. It reports false if the batch is settled. After the last batch the call ends, so
+// that the server stops its work.
 func (c *Shared[Q, R]) Leave(batch int) bool {
-	left, last := c.markOver(batch)
-	if left && last {
+	ok, last := c.settle(batch)
+	if ok && last {
 		c.cancel()
 	}
-	return left
+	return ok
 }
 
-// Over reports whether a batch has its result or has left.
-func (c *Shared[Q, R]) Over(batch int) bool {
+// Settled reports whether a batch has its result or has left.
+func (c *Shared[Q, R]) Settled(batch int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.over[batch]
+	return c.settled[batch]
 }
 
-// markOver records that a batch is over. It reports whether it was not, and whether it was the last one.
-func (c *Shared[Q, R]) markOver(batch int) (ok, last bool) {
+// settle makes a batch settled. ok: it was not before; last: no other batch waits.
+func (c *Shared[Q, R]) settle(batch int) (ok, last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over[batch] {
+	if c.settled[batch] {
 		return false, false
 	}
-	c.over[batch] = true
-	c.waiting--
-	return true, c.waiting == 0
+	c.settled[batch] = true
+	c.pending--
+	return true, c.pending == 0
 }
 
 // Run makes the call and passes the answers to done until the call ends. An error of the call is the result of each
@@ -339,7 +339,7 @@ func (c *Shared[Q, R]) Run(ctx context.Context, to rowraftv1.TableClient, reqs [
 		err = rowraft.Errorf(rowraft.CodeUnknown, "the server ended the call without an answer to this batch")
 	}
 	for i := range reqs {
-		if ok, _ := c.markOver(i); ok {
+		if ok, _ := c.settle(i); ok {
 			c.done(i, nil, rpc.FromStatus(err))
 		}
 	}
@@ -354,7 +354,7 @@ func (c *Shared[Q, R]) answer(some []*R, answered []bool) error {
 				len(answered))
 		}
 		answered[i] = true
-		ok, last := c.markOver(i)
+		ok, last := c.settle(i)
 		switch d := c.calls.err(reply); {
 		case !ok: // it has left
 		case d != nil:

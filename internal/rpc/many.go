@@ -11,21 +11,21 @@ import (
 )
 
 const (
-	// MaxBatches limits the batches of one request. A server answers them concurrently.
+	// MaxBatches limits the batches of one request.
 	MaxBatches = 64
 	// runBytes limits the payloads of pulls that one worker answers, unless there is a single one. Handing a pull to a
 	// worker, and its message, take as much CPU time as reading some 200 rows.
 	runBytes = 16 << 10
-	// answerBytes: a message with answers is sent when it has so many bytes, so that the client reads the first rows
-	// while the next ones are found.
+	// answerBytes limits the rows of a message with several answers. The client reads the first ones while the next ones
+	// are found.
 	answerBytes = 64 << 10
 )
 
-// PullMany answers the batches of req on stream, concurrently: a batch that waits delays no other. pull answers one
-// batch. Small batches are answered by one worker after each other, in one message, except those for which now reports
-// that they may wait.
+// PullMany answers the batches of req on stream, concurrently. pull answers one batch. Small batches for which ready
+// reports that they wait for nothing are answered by one worker after each other, in common messages. A batch that
+// waits delays no other, unless it begins to wait right after it was found ready.
 func PullMany(workers *Workers, req *rowraftv1.PullManyRequest, stream grpc.ServerStream,
-	now func(*rowraftv1.PullRequest) bool, pull func(context.Context, *rowraftv1.PullRequest) (Counted, error)) error {
+	ready func(*rowraftv1.PullRequest) bool, pull func(context.Context, *rowraftv1.PullRequest) (Counted, error)) error {
 	c, batches := manyCall{workers: workers, stream: stream}, req.Batches
 	answer := func(i int) Counted {
 		a, err := pull(stream.Context(), batches[i])
@@ -39,15 +39,17 @@ func PullMany(workers *Workers, req *rowraftv1.PullManyRequest, stream grpc.Serv
 		var answers []Counted
 		bytes := 0
 		for i := first; i < first+n; i++ {
-			if n > 1 && !now(batches[i]) {
+			if n > 1 && !ready(batches[i]) {
 				c.spawn(func() { c.send([]Counted{answer(i)}) })
 				continue
 			}
 			a := answer(i)
-			if answers, bytes = append(answers, a), bytes+len(a.Reply.Payload); bytes >= answerBytes {
+			size := len(a.Reply.Payload)
+			if len(answers) > 0 && bytes+size > answerBytes {
 				c.send(answers)
 				answers, bytes = nil, 0
 			}
+			answers, bytes = append(answers, a), bytes+size
 		}
 		if len(answers) > 0 {
 			c.send(answers)

@@ -30,8 +30,8 @@ type manyServer struct {
 
 func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
-	now := func(q *rowraftv1.PullRequest) bool { return q.Shard != 0 }
-	return PullMany(testWorkers, req, stream, now, func(ctx context.Context, q *rowraftv1.PullRequest) (Counted, error) {
+	ready := func(q *rowraftv1.PullRequest) bool { return q.Shard != 0 }
+	return PullMany(testWorkers, req, stream, ready, func(ctx context.Context, q *rowraftv1.PullRequest) (Counted, error) {
 		switch q.Shard {
 		case 0:
 			select {
@@ -148,7 +148,7 @@ func TestLargePullsAreAnsweredApart(t *testing.T) {
 	defer cancel()
 	batches := slices.Repeat(shards(4)[3:], 40) // answers of 5,000 bytes
 	type want struct{ payload, most int }
-	for _, want := range []want{{0, (answerBytes + 4999) / 5000}, {runBytes / 2, 2}, {runBytes, 1}} {
+	for _, want := range []want{{0, answerBytes / 5000}, {runBytes / 2, 2}, {runBytes, 1}} {
 		for _, q := range batches {
 			q.Payload = make([]byte, want.payload)
 		}

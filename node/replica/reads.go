@@ -65,8 +65,8 @@ func (s *tableService) pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	return reply, err
 }
 
-// pullsNow reports whether a pull would wait for nothing: no other server, no entry and no disk.
-func (s *tableService) pullsNow(req *rowraftv1.PullRequest) bool {
+// pullsAtOnce reports whether a pull waits for nothing: no other server, no entry and no disk.
+func (s *tableService) pullsAtOnce(req *rowraftv1.PullRequest) bool {
 	r := s.h.replica(rowraft.ShardID(req.Shard))
 	return r != nil && r.leadsNow(req) && r.machine.InMemory()
 }

@@ -76,7 +76,7 @@ func (s *tableService) write(ctx context.Context, req *rowraftv1.WriteRequest) (
 // PullMany answers each batch as Pull does.
 func (s *tableService) PullMany(req *rowraftv1.PullManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
-	return rpc.PullMany(s.h.batches, req, stream, s.pullsNow,
+	return rpc.PullMany(s.h.batches, req, stream, s.pullsAtOnce,
 		func(ctx context.Context, q *rowraftv1.PullRequest) (rpc.Counted, error) {
 			return admit.CountReply(ctx, func(ctx context.Context) (*rowraftv1.PullReply, error) { return s.Pull(ctx, q) })
 		})
