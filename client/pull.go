@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -102,13 +100,7 @@ func (c *Client) pull(ctx context.Context, how *Read, segs []Segment) (pulled, e
 			return pulled{}, err
 		}
 		reqs := planPull(m, segs, c.opts.DType)
-		var err error
-		if how.Mode == Bounded {
-			first := wave.New(c.ctx, c.spawn, &wave.Pulls, len(reqs))
-			err = each(len(reqs), func(i int) error { return c.pullBounded(ctx, m, how, &reqs[i], first[i]) })
-		} else {
-			err = c.pullLeaders(ctx, m, how, reqs)
-		}
+		err := c.pullAll(ctx, m, how, reqs)
 		if err == nil {
 			return tellApplied(segs, reqs), nil
 		}
@@ -153,30 +145,6 @@ func tellApplied(segs []Segment, reqs []request) (got pulled) {
 	return got
 }
 
-// each runs f(0 … n-1) concurrently, the last one on this goroutine, and returns the
-// error of the lowest number.
-func each(n int, f func(int) error) error {
-	if n == 0 {
-		return nil
-	}
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for i := range n - 1 {
-		wg.Go(func() { errs[i] = f(i) })
-	}
-	errs[n-1] = f(n - 1)
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// firstPull is the first try of a request.
-type firstPull = wave.Try[rowraftv1.PullRequest, rowraftv1.PullReply]
-
 // pullRequest returns the message of r. Its payload is from the pool.
 func (c *Client) pullRequest(m *clustermap.Map, how *Read, r *request) *rowraftv1.PullRequest {
 	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard),
@@ -192,14 +160,6 @@ func (c *Client) pullRequest(m *clustermap.Map, how *Read, r *request) *rowraftv
 
 func (r *request) wantsPresence() bool {
 	return slices.ContainsFunc(r.segments, func(p segmentRows) bool { return p.seg.Present != nil })
-}
-
-// pullBounded sends r to any replica that is fresh enough.
-func (c *Client) pullBounded(ctx context.Context, m *clustermap.Map, how *Read, r *request, first *firstPull) error {
-	defer first.Skip()
-	req := c.pullRequest(m, how, r)
-	reply, tries, err := c.pullAny(ctx, m.Cluster, r.shard, how.turn, req, first)
-	return c.take(r, req, reply, tries, err)
 }
 
 // take copies the reply to a pull, which had so many tries, into the caller's segments.

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"sync"
 	"testing"
@@ -17,7 +18,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// replicas is a cluster of three servers with one shard. A test sets its answers.
+// replicas is a cluster of three servers, with replicas of each shard. A test sets its answers.
 type replicas struct {
 	fakeServer
 	answer func(ctx context.Context, server int, req *rowraftv1.PullRequest) error // nil: zeros, of age 1 s
@@ -49,7 +50,13 @@ func (s *replicaServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*
 	return reply, err
 }
 
-func startReplicas(t *testing.T,
+func (s *replicaServer) PullMany(req *rowraftv1.PullManyRequest, stream rowraftv1.Table_PullManyServer) error {
+	s.fakeServer.shared.Add(1)
+	return (&fakeServer{pull: s.Pull}).PullMany(req, stream)
+}
+
+// startReplicas returns replicas of so many shards, a client of them, and a segment with a key of each shard.
+func startReplicas(t *testing.T, shards int,
 	answer func(ctx context.Context, server int, req *rowraftv1.PullRequest) error) (*replicas, *Client, Segment) {
 	t.Helper()
 	r := &replicas{answer: answer, asked: map[int]int{}}
@@ -59,19 +66,22 @@ func startReplicas(t *testing.T,
 			ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 		}},
-		Shards: []clustermap.Shard{{ID: 0}},
 	}
 	var endpoints []string
+	var all []clustermap.Replica
 	for i := range 3 {
 		l := rpctest.Listen(t)
 		id := rowraft.NodeID([]string{"a", "b", "c"}[i])
 		m.Nodes = append(m.Nodes, clustermap.Node{ID: id, Addr: l.Addr().String(), Scheduler: true})
-		m.Shards[0].Replicas = append(m.Shards[0].Replicas, clustermap.Replica{ID: rowraft.ReplicaID(id), Node: id})
+		all = append(all, clustermap.Replica{ID: rowraft.ReplicaID(id), Node: id})
 		endpoints = append(endpoints, l.Addr().String())
 		rpctest.Serve(t, l, func(server *grpc.Server) {
 			rowraftv1.RegisterClusterServer(server, r)
 			rowraftv1.RegisterTableServer(server, &replicaServer{&r.fakeServer, r, i})
 		})
+	}
+	for i := range shards {
+		m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i), Replicas: all})
 	}
 	var err error
 	if r.m, err = clustermap.New(m, nil); err != nil {
@@ -87,7 +97,7 @@ func startReplicas(t *testing.T,
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r, c, Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}
+	return r, c, Segment{Table: table, Keys: r.oneKeyPerShard(table), Values: make([]float32, 2*shards)}
 }
 
 func (r *replicas) counts() map[int]int {
@@ -112,7 +122,7 @@ func TestBoundedReadsAreSpread(t *testing.T) {
 
 // spreadReads counts how many of 30 bounded reads each server gets.
 func spreadReads(t *testing.T) map[int]int {
-	r, c, seg := startReplicas(t, func(_ context.Context, _ int, req *rowraftv1.PullRequest) error {
+	r, c, seg := startReplicas(t, 1, func(_ context.Context, _ int, req *rowraftv1.PullRequest) error {
 		if req.Mode != rowraftv1.ReadMode_READ_MODE_BOUNDED || req.MaxAgeNs != 1e10 || req.MaxLag != 99 || req.MinIndex != 5 {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "asked for %v", req)
 		}
@@ -140,34 +150,49 @@ func TestBoundedReadsFallBack(t *testing.T) {
 		{"not a replica any more", &rowraft.NotLeaderError{}},
 		{"fenced", rowraft.Errorf(rowraft.CodeFenced, "differs")},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			r, c, seg := startReplicas(t, func(_ context.Context, server int, _ *rowraftv1.PullRequest) error {
-				if server != 1 {
-					return tc.err
-				}
-				return nil
-			})
-			c.spread.SetSaved(-1e6) // no hedges: a hedge would shun server 1 when it is slow
-			begin := time.Now()
-			for range 30 {
-				if _, err := c.PullWith(patience(t), tenSeconds, seg); err != nil {
-					t.Fatal(err)
-				}
-			}
-			rounds := int(time.Since(begin) / route.ShunFor) // after each one, the shunned replicas are asked again
-			if n := r.counts(); n[1] != 30 || max(n[0], n[2]) > 1+rounds {
-				t.Errorf("30 reads asked the servers %v times; only 1 can answer, want it 30 times, and the others %d at most", n,
-					1+rounds)
-			}
-		})
+		for _, shards := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%s/shards=%d", tc.name, shards), func(t *testing.T) { testFallBack(t, shards, tc.err) })
+		}
 	}
 }
 
-// A silent replica delays a read by little more than hedgeAfter.
+func testFallBack(t *testing.T, shards int, refusal error) {
+	r, c, seg := startReplicas(t, shards, func(_ context.Context, server int, _ *rowraftv1.PullRequest) error {
+		if server != 1 {
+			return refusal
+		}
+		return nil
+	})
+	c.spread.SetSaved(-1e6) // no hedges: a hedge would shun server 1 when it is slow
+	begin := time.Now()
+	for range 30 {
+		if _, err := c.PullWith(patience(t), tenSeconds, seg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rounds := int(time.Since(begin) / route.ShunFor) // after each one, the shunned replicas are asked again
+	if n := r.counts(); n[1] != 30*shards || max(n[0], n[2]) > shards*(1+rounds) {
+		t.Errorf("30 reads of %d shards asked the servers %v times; only 1 can answer, want it %d times, and the others %d "+
+			"at most", shards, n, 30*shards, shards*(1+rounds))
+	}
+	if shards > 1 && r.shared.Load() < 30 {
+		t.Errorf("%d shared calls, want one for each read", r.shared.Load())
+	}
+}
+
+// A silent replica delays a read by little more than hedgeAfter, also if it is silent for one shard of a call.
 func TestBoundedReadsDoNotWaitForASilentReplica(t *testing.T) {
-	r, c, seg := startReplicas(t, func(ctx context.Context, server int, _ *rowraftv1.PullRequest) error {
-		if server == 0 {
+	for _, shards := range []int{1, 3} {
+		t.Run(fmt.Sprintf("shards=%d", shards), func(t *testing.T) { testSilentReplica(t, shards) })
+	}
+}
+
+func testSilentReplica(t *testing.T, shards int) {
+	ended := make(chan struct{}, 1)
+	r, c, seg := startReplicas(t, shards, func(ctx context.Context, server int, req *rowraftv1.PullRequest) error {
+		if server == 0 && int(req.Shard) == shards-1 {
 			<-ctx.Done()
+			ended <- struct{}{}
 			return ctx.Err()
 		}
 		return nil
@@ -181,12 +206,13 @@ func TestBoundedReadsDoNotWaitForASilentReplica(t *testing.T) {
 	if n := r.counts(); n[0] == 0 || n[1] == 0 || n[2] == 0 {
 		t.Errorf("the servers were asked %v times", n)
 	}
+	<-ended // the server is told that no read waits for it
 }
 
 // After every replica has answered, the error says which bound could be met, without a further wait.
 func TestABoundThatNobodyMeetsIsAnError(t *testing.T) {
 	ages := []time.Duration{30 * time.Second, 12 * time.Second, 0}
-	r, c, seg := startReplicas(t, func(_ context.Context, server int, _ *rowraftv1.PullRequest) error {
+	r, c, seg := startReplicas(t, 1, func(_ context.Context, server int, _ *rowraftv1.PullRequest) error {
 		if server == 2 {
 			return rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map with shards yet")
 		}
@@ -205,7 +231,7 @@ func TestABoundThatNobodyMeetsIsAnError(t *testing.T) {
 
 // An error that every replica would return ends a read.
 func TestABadBoundedReadEnds(t *testing.T) {
-	r, c, seg := startReplicas(t, func(context.Context, int, *rowraftv1.PullRequest) error {
+	r, c, seg := startReplicas(t, 1, func(context.Context, int, *rowraftv1.PullRequest) error {
 		return rowraft.Errorf(rowraft.CodeSessionExpired, "the tables are of another epoch")
 	})
 	if _, err := c.PullWith(patience(t), tenSeconds, seg); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
@@ -217,7 +243,7 @@ func TestABadBoundedReadEnds(t *testing.T) {
 }
 
 func TestReadsThatMakeNoSense(t *testing.T) {
-	_, c, seg := startReplicas(t, nil)
+	_, c, seg := startReplicas(t, 1, nil)
 	for _, read := range []Read{{Mode: Bounded}, {Mode: Bounded, MaxAge: -1}, {MaxAge: 1}, {Mode: Linearizable, MaxLag: 1},
 		{Mode: 9}} {
 		if _, err := c.PullWith(patience(t), read, seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
@@ -252,7 +278,7 @@ func TestPositionsJoin(t *testing.T) {
 // A position from before a restore names rows that no replica has any more, whatever the client has pushed
 // since. The index alone would not show that: the shard has reached it.
 func TestPositionsOfBeforeARestoreAreRefused(t *testing.T) {
-	_, c, seg := startReplicas(t, func(context.Context, int, *rowraftv1.PullRequest) error { return nil })
+	_, c, seg := startReplicas(t, 1, func(context.Context, int, *rowraftv1.PullRequest) error { return nil })
 	c.sessions.epoch.Store(3)
 	at := map[rowraft.ShardID]rowraft.Index{0: 5}
 	for _, mode := range []Read{{}, {Mode: Linearizable}, {Mode: Bounded, MaxAge: time.Second}} {

@@ -85,14 +85,17 @@ func (r *router) call(ctx context.Context, home rowraft.ClusterID, shard rowraft
 type callKind struct {
 	failFast bool      // it ends when the retry budget is spent
 	direct   bool      // servers do not forward it
-	failed   *firstTry // the first try, if it was made before the call
+	first    *firstTry // that failed before the call; nil: none
 }
 
-// firstTry is a try that has failed.
+// firstTry is a try that was made together with those of other shards. err is why it failed; nil: it has no answer yet,
+// and is of a bounded read. Then answer gets its answer, and leave ends it.
 type firstTry struct {
-	at    server
-	began time.Time
-	err   error
+	at     server
+	began  time.Time
+	err    error
+	answer chan tried
+	leave  func()
 }
 
 // onLeader chooses a server for each try and calls try with it, until try returns nil, an error
@@ -110,8 +113,8 @@ func (r *router) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		}
 		var at server
 		begin := time.Now()
-		if kind.failed != nil {
-			at, begin, err, kind.failed = kind.failed.at, kind.failed.began, kind.failed.err, nil
+		if kind.first != nil {
+			at, begin, err, kind.first = kind.first.at, kind.first.began, kind.first.err, nil
 		} else {
 			at = r.target(shard, last, useHint, mayRelay)
 			at.home, at.mayRelay = home, mayRelay

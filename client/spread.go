@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -20,9 +19,9 @@ const hedgeAfter = 100 * time.Millisecond
 
 // pullAny asks servers for rows of a shard until one replies. It ends early with an error that every replica
 // would return, or when all replicas have been asked and one of them cannot meet the bound. tries is the
-// number of requests sent.
+// number of requests sent, with first, which was sent before the call; nil: none.
 func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, turn route.Turn,
-	req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
+	req *rowraftv1.PullRequest, first *firstTry) (reply *rowraftv1.PullReply, tries int, err error) {
 	b, retries := route.Backoff{}, c.router.budget.NewCall(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
 		if err := c.cluster.replaced(home); err != nil {
@@ -30,7 +29,10 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 		}
 		round := round{c: c, home: home, shard: shard, turn: turn, req: req, first: first}
 		reply, err = round.run(ctx)
-		first.Skip()
+		if first != nil && first.err == nil {
+			first.leave()
+		}
+		first = nil
 		tries += round.tries
 		if err == nil {
 			retries.Succeeded()
@@ -61,11 +63,11 @@ type round struct {
 	shard rowraft.ShardID
 	turn  route.Turn
 	req   *rowraftv1.PullRequest
-	first *firstPull
+	first *firstTry // made before the round; nil: none
 
 	left    []rowraft.NodeID // not asked yet
 	asked   []rowraft.NodeID // asked, without an answer yet
-	results chan tried       // capacity: every replica, so that a late result blocks no goroutine
+	results chan tried       // capacity: every server, so that a late result blocks no goroutine
 	tries   int
 }
 
@@ -86,35 +88,62 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(rpc.WithCluster(ctx, r.home), r.c.opts.AttemptTimeout)
 	defer cancel()
-	r.c.spread.Read()
 	hedge := time.NewTicker(hedgeAfter)
 	defer hedge.Stop()
+	early := r.begin(ctx)
 	var worst error
-	for r.ask(ctx); len(r.asked) > 0; {
+	for len(r.asked) > 0 {
+		var a tried
 		select {
 		case <-hedge.C:
-			if len(r.left) > 0 && r.c.spread.MayHedge() {
-				for _, node := range r.asked {
-					r.c.spread.Shun(r.shard, node)
-				}
-				r.ask(ctx)
-			}
-		case a := <-r.results:
-			r.asked = slices.DeleteFunc(r.asked, func(n rowraft.NodeID) bool { return n == a.node })
-			if a.err == nil {
-				return a.reply, nil
-			}
-			if endsRound(route.On(route.Replica, a.err)) {
-				return nil, a.err
-			}
-			if whole.Err() == nil {
-				r.c.spread.Shun(r.shard, a.node)
-			}
-			worst = worse(worst, a.err)
-			r.ask(ctx)
+			r.hedge(ctx)
+			continue
+		case a = <-r.results:
+		case a = <-early:
 		}
+		r.asked = slices.DeleteFunc(r.asked, func(n rowraft.NodeID) bool { return n == a.node })
+		if a.err == nil {
+			return a.reply, nil
+		}
+		if endsRound(route.On(route.Replica, a.err)) {
+			return nil, a.err
+		}
+		if whole.Err() == nil {
+			r.c.spread.Shun(r.shard, a.node)
+		}
+		worst = worse(worst, a.err)
+		r.ask(ctx)
 	}
 	return nil, worst
+}
+
+// begin asks the first server, or returns the channel for the answer to r.first.
+func (r *round) begin(ctx context.Context) (early <-chan tried) {
+	f := r.first
+	if f == nil {
+		r.c.spread.Read()
+		r.ask(ctx)
+		return nil
+	}
+	r.left = slices.DeleteFunc(r.left, func(n rowraft.NodeID) bool { return n == f.at.node })
+	r.asked, r.tries = append(r.asked, f.at.node), 1
+	if f.err != nil {
+		failed := make(chan tried, 1)
+		failed <- tried{node: f.at.node, err: f.err}
+		return failed
+	}
+	r.hedge(ctx)
+	return f.answer
+}
+
+// hedge asks one more server, if the share of hedges allows it.
+func (r *round) hedge(ctx context.Context) {
+	if len(r.left) > 0 && r.c.spread.MayHedge() {
+		for _, node := range r.asked {
+			r.c.spread.Shun(r.shard, node)
+		}
+		r.ask(ctx)
+	}
 }
 
 // endsRound reports whether every other replica would return the same error.
@@ -132,7 +161,7 @@ func (r *round) ask(ctx context.Context) {
 	r.asked = append(r.asked, node)
 	results := r.results
 	err := r.c.spawn(func() {
-		reply, err := r.c.pullFrom(ctx, node, r.req, r.first)
+		reply, err := r.c.pullFrom(ctx, node, r.req)
 		results <- tried{node, reply, err}
 	})
 	if err != nil {
@@ -141,9 +170,8 @@ func (r *round) ask(ctx context.Context) {
 }
 
 // pullFrom sends the request to one server.
-func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest,
-	first *firstPull) (*rowraftv1.PullReply, error) {
-	defer first.Skip()
+func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID,
+	req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
@@ -155,8 +183,7 @@ func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraft
 	if err != nil {
 		return nil, err
 	}
-	to := stub{TableClient: rowraftv1.NewTableClient(conn), Addr: addr}
-	reply, err := wave.Pulls.Send(ctx, first, to, req)
+	reply, err := rowraftv1.NewTableClient(conn).Pull(ctx, req)
 	if err != nil {
 		return nil, fmt.Errorf("server %s: %w", addr, c.cluster.retryUntilTableKnown(err, req.Payload))
 	}

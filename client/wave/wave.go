@@ -1,4 +1,5 @@
-// Package wave sends the first tries of the batches of one pull, push or step together: one call for each server.
+// Package wave sends the first tries of the batches of one push or step together: one call for each server. Pulls use
+// its calls ([Shared]) without a wave.
 package wave
 
 import (
@@ -113,7 +114,7 @@ func announce(ctx context.Context, qs ...*rowraftv1.WriteRequest) context.Contex
 	return rpc.WithBatchSizes(ctx, sizes...)
 }
 
-// wave is the set of the batches of one pull, push or step whose first tries share one call per server. The calls
+// wave is the set of the batches of one push or step whose first tries share one call per server. The calls
 // start when each batch has joined, with the server that it has chosen, or is skipped. A batch whose first try fails is
 // sent again alone.
 //
@@ -198,8 +199,7 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 	}
 }
 
-// Try is the place of one batch in a wave. It is safe for concurrent use: a bounded read has several goroutines
-// that use one, and wave.mu guards used. A nil Try sends the batch alone.
+// Try is the place of one batch in a wave. It is safe for concurrent use. A nil Try sends the batch alone.
 type Try[Q, R any] struct {
 	wave *wave[Q, R]
 	used bool // under wave.mu: the batch has joined or is skipped

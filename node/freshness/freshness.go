@@ -128,6 +128,12 @@ func (f *Tracker) Await(ctx context.Context, b Bound) (Lease, bool) {
 	}
 }
 
+// Meets reports whether Await would return a proof at once.
+func (f *Tracker) Meets(b Bound) bool {
+	p, _ := f.look(b)
+	return p.meets(b)
+}
+
 // event is what a reader waits for: an applied index or, if index is 0, the end of a probe.
 type event struct {
 	index rowraft.Index

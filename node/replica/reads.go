@@ -68,7 +68,19 @@ func (s *tableService) pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 // pullsAtOnce reports whether a pull waits for nothing: no other server, no entry and no disk.
 func (s *tableService) pullsAtOnce(req *rowraftv1.PullRequest) bool {
 	r := s.h.replica(rowraft.ShardID(req.Shard))
-	return r != nil && r.leadsNow(req) && r.machine.InMemory()
+	if r == nil || !r.machine.InMemory() {
+		return false
+	}
+	if req.Mode == rowraftv1.ReadMode_READ_MODE_BOUNDED {
+		return req.MaxAgeNs > 0 && r.machine.AppliedIndex() >= rowraft.Index(req.MinIndex) && r.maySpeak() == nil &&
+			r.fresh.Meets(boundOf(req))
+	}
+	return r.leadsNow(req)
+}
+
+// boundOf returns the bound of a bounded read.
+func boundOf(req *rowraftv1.PullRequest) freshness.Bound {
+	return freshness.Bound{MaxAge: time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge))), MaxLag: req.MaxLag}
 }
 
 // leadsNow reports whether this replica answers a read as the leader, and has applied all that the read must see.
@@ -202,7 +214,7 @@ func knowsNoOtherLeader(g *raftstore.Group) bool {
 // pullBounded answers a read on any replica, if the replica can prove that its rows meet b when they are
 // read.
 func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket) (pulled, error) {
-	b := freshness.Bound{MaxAge: time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge))), MaxLag: req.MaxLag}
+	b := boundOf(req)
 	if b.MaxAge == 0 {
 		return pulled{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "a bounded read without max_age_ns: want 1 ns or more")
 	}
