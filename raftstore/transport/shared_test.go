@@ -113,10 +113,16 @@ func TestHeartbeatsShareAConnection(t *testing.T) {
 		t.Errorf("a replica answered one with which it has compared nothing (%v)", err)
 	}
 
-	stuck := make(chan error)
+	stuck := make(chan error, 1)
 	go func() {
-		_, err := sharedBeat(from["slow"], new(raft.AppendEntriesResponse), time.Minute)
-		stuck <- err
+		for {
+			shared, err := sharedBeat(from["slow"], new(raft.AppendEntriesResponse), time.Minute)
+			if shared || t.Context().Err() != nil {
+				stuck <- err
+				return
+			}
+			time.Sleep(time.Millisecond) //tidy:allow sleep polls: the other end may still compare
+		}
 	}()
 	for taken := false; !taken; {
 		select {
