@@ -148,18 +148,15 @@ func tellApplied(segs []Segment, reqs []request) (got pulled) {
 // pullRequest returns the message of r. Its payload is from the pool.
 func (c *Client) pullRequest(m *clustermap.Map, how *Read, r *request) *rowraftv1.PullRequest {
 	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard),
-		Payload: r.encode(0, c.opts.DType), Presence: r.wantsPresence()}
+		Payload: r.encode(0, c.opts.DType)}
 	for _, p := range r.segments {
+		req.Presence = req.Presence || p.seg.Present != nil
 		if p.seg.part != nil && p.seg.part.known {
 			req.KnownEpoch = uint64(p.seg.part.epoch)
 		}
 	}
 	c.askFor(req, how, r.shard)
 	return req
-}
-
-func (r *request) wantsPresence() bool {
-	return slices.ContainsFunc(r.segments, func(p segmentRows) bool { return p.seg.Present != nil })
 }
 
 // take copies the reply to a pull, which had so many tries, into the caller's segments.

@@ -85,11 +85,11 @@ func (r *router) call(ctx context.Context, home rowraft.ClusterID, shard rowraft
 type callKind struct {
 	failFast bool      // it ends when the retry budget is spent
 	direct   bool      // servers do not forward it
-	first    *firstTry // that failed before the call; nil: none
+	first    *firstTry // the first try, which failed before this call; nil: there was none
 }
 
-// firstTry is a try that was made together with those of other shards. err is why it failed; nil: it has no answer yet,
-// and is of a bounded read. Then answer gets its answer, and leave ends it.
+// firstTry is a try that was made in a call shared with other shards. If it failed, err is set. Otherwise it is of a
+// bounded read and still runs: answer receives its result. leave removes it from the call.
 type firstTry struct {
 	at     server
 	began  time.Time

@@ -151,10 +151,16 @@ type serverPull struct {
 
 // start makes the call on another goroutine, which ends later than the pull if the server is slow to end the call.
 func (s *serverPull) start() {
+	c := s.p.c
 	s.began = time.Now()
-	conn, err := s.p.c.conns.Get(s.at[0].addr)
+	if s.p.how.Mode == Bounded {
+		for range s.index {
+			c.spread.Read()
+		}
+	}
+	conn, err := c.conns.Get(s.at[0].addr)
 	if err == nil {
-		err = s.p.c.spawn(func() { s.run(conn) })
+		err = c.spawn(func() { s.run(conn) })
 	}
 	if err != nil {
 		for j := range s.index {
@@ -178,9 +184,6 @@ func (s *serverPull) run(conn *grpc.ClientConn) {
 	msgs := make([]*rowraftv1.PullRequest, len(s.index))
 	for j, i := range s.index {
 		msgs[j] = p.msgs[i]
-		if p.how.Mode == Bounded {
-			c.spread.Read()
-		}
 	}
 	s.call.Run(ctx, rowraftv1.NewTableClient(conn), msgs)
 }
@@ -219,7 +222,7 @@ func (s *serverPull) done(j int, reply *rowraftv1.PullReply, err error) {
 
 // again sends a request whose first try has failed with err, alone.
 func (s *serverPull) again(j int, err error) {
-	go s.p.alone(s.index[j], &firstTry{at: s.at[j], began: s.began, err: err})
+	go s.p.alone(s.index[j], &firstTry{at: s.at[j], began: s.began, err: err, leave: func() {}})
 }
 
 // watch begins, when the call has taken slowTry, to watch the leaders of the shards that have no answer, as

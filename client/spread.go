@@ -23,15 +23,16 @@ const hedgeAfter = 100 * time.Millisecond
 func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, turn route.Turn,
 	req *rowraftv1.PullRequest, first *firstTry) (reply *rowraftv1.PullReply, tries int, err error) {
 	b, retries := route.Backoff{}, c.router.budget.NewCall(c.opts.FailWhenOverloaded)
+	if first != nil {
+		tries = 1
+		defer first.leave()
+	}
 	for c.ctx.Err() == nil {
 		if err := c.cluster.replaced(home); err != nil {
 			return nil, tries, err
 		}
 		round := round{c: c, home: home, shard: shard, turn: turn, req: req, first: first}
 		reply, err = round.run(ctx)
-		if first != nil && first.err == nil {
-			first.leave()
-		}
 		first = nil
 		tries += round.tries
 		if err == nil {
@@ -67,8 +68,8 @@ type round struct {
 
 	left    []rowraft.NodeID // not asked yet
 	asked   []rowraft.NodeID // asked, without an answer yet
-	results chan tried       // capacity: every server, so that a late result blocks no goroutine
-	tries   int
+	results chan tried       // capacity: every server and first, so that a late result blocks no goroutine
+	tries   int              // requests that the round has sent
 }
 
 type tried struct {
@@ -84,9 +85,13 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	if len(r.left) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for shard %d", r.shard)
 	}
-	r.results = make(chan tried, len(r.left))
+	r.results = make(chan tried, len(r.left)+1)
+	began := time.Now()
+	if r.first != nil {
+		began = r.first.began
+	}
 	whole := ctx
-	ctx, cancel := context.WithTimeout(rpc.WithCluster(ctx, r.home), r.c.opts.AttemptTimeout)
+	ctx, cancel := context.WithDeadline(rpc.WithCluster(ctx, r.home), began.Add(r.c.opts.AttemptTimeout))
 	defer cancel()
 	hedge := time.NewTicker(hedgeAfter)
 	defer hedge.Stop()
@@ -117,7 +122,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	return nil, worst
 }
 
-// begin asks the first server, or returns the channel for the answer to r.first.
+// begin asks the first server, unless r.first has done so; it returns the channel for the answer to that.
 func (r *round) begin(ctx context.Context) (early <-chan tried) {
 	f := r.first
 	if f == nil {
@@ -126,11 +131,10 @@ func (r *round) begin(ctx context.Context) (early <-chan tried) {
 		return nil
 	}
 	r.left = slices.DeleteFunc(r.left, func(n rowraft.NodeID) bool { return n == f.at.node })
-	r.asked, r.tries = append(r.asked, f.at.node), 1
+	r.asked = append(r.asked, f.at.node)
 	if f.err != nil {
-		failed := make(chan tried, 1)
-		failed <- tried{node: f.at.node, err: f.err}
-		return failed
+		r.results <- tried{node: f.at.node, err: f.err}
+		return nil
 	}
 	r.hedge(ctx)
 	return f.answer
@@ -152,7 +156,7 @@ func endsRound(a route.Action) bool { return a == route.Return || a == route.Ref
 // ask sends the request to the next replica, if one is left and ctx has not ended. The first request is
 // always sent.
 func (r *round) ask(ctx context.Context) {
-	if len(r.left) == 0 || r.tries > 0 && ctx.Err() != nil {
+	if len(r.left) == 0 || (r.tries > 0 || r.first != nil) && ctx.Err() != nil {
 		return
 	}
 	node := r.left[0]

@@ -73,6 +73,38 @@ func (r *boundedReads) patient(ctx context.Context, server int, maxAge time.Dura
 	}
 }
 
+// A server answers bounded reads of one call together, except one whose bound it cannot prove.
+func TestBoundedReadsOfOneCall(t *testing.T) {
+	c := startCluster(t, 3, 1)
+	ctx := testutil.Context(t)
+	table, err := c.dial().CreateTable(ctx, counterSchema("user"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads := c.boundedReads(table)
+	for server := range c.nodes {
+		reads.patient(ctx, server, time.Minute, 0, 0) // then it has a proof
+		seg := wire.Segment{Table: table.Schema().ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
+		ask := func(maxAge time.Duration) *rowraftv1.PullRequest {
+			return &rowraftv1.PullRequest{MapVersion: anyMapVersion, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED,
+				MaxAgeNs: uint64(maxAge), Payload: segment(seg, []uint64{1}, nil)}
+		}
+		stream, err := reads.stubs[server].PullMany(ctx, &rowraftv1.PullManyRequest{
+			Batches: []*rowraftv1.PullRequest{ask(1), ask(time.Hour), ask(time.Hour)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		some, err := stream.Recv()
+		if err != nil || len(some.Answers) != 2 || some.Answers[0].Batch != 1 || some.Answers[1].Batch != 2 {
+			t.Errorf("server %d answers %v, %v, want batches 1 and 2", server, some, err)
+		}
+		if some, err = stream.Recv(); err != nil || len(some.Answers) != 1 ||
+			rowraft.Code(some.Answers[0].Error.GetCode()) != rowraft.CodeTooStale {
+			t.Errorf("server %d answers %v, %v, want batch 0 to be too stale", server, some, err)
+		}
+	}
+}
+
 // Every replica serves, and has every push that was acknowledged before the reported age.
 func TestBoundedReadsOfAnyReplica(t *testing.T) {
 	c := startCluster(t, 3, 1)

@@ -128,10 +128,12 @@ func (f *Tracker) Await(ctx context.Context, b Bound) (Lease, bool) {
 	}
 }
 
-// Meets reports whether Await would return a proof at once.
+// Meets reports whether there is a proof that meets b. It starts no probe.
 func (f *Tracker) Meets(b Bound) bool {
-	p, _ := f.look(b)
-	return p.meets(b)
+	applied := f.applied()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.leaseLocked(applied).meets(b)
 }
 
 // event is what a reader waits for: an applied index or, if index is 0, the end of a probe.
@@ -146,11 +148,7 @@ func (f *Tracker) look(b Bound) (Lease, event) {
 	applied := f.applied()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.confirmLocked(applied)
-	p := Lease{sent: f.proved}
-	if f.known > applied {
-		p.Lag = uint64(f.known - applied)
-	}
+	p := f.leaseLocked(applied)
 	f.demandLocked(b.MaxAge)
 	switch {
 	case p.meets(b):
@@ -168,6 +166,16 @@ func (f *Tracker) look(b Bound) (Lease, event) {
 	default:
 	}
 	return p, event{ended: f.ended}
+}
+
+// leaseLocked returns the current proof.
+func (f *Tracker) leaseLocked(applied rowraft.Index) Lease {
+	f.confirmLocked(applied)
+	p := Lease{sent: f.proved}
+	if f.known > applied {
+		p.Lag = uint64(f.known - applied)
+	}
+	return p
 }
 
 // confirmLocked makes the newest answered probe whose index is applied the proof.

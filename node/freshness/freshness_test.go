@@ -205,3 +205,27 @@ func TestProbesAreFewAndEnd(t *testing.T) {
 		}
 	})
 }
+
+// Meets tells whether a read would have a proof at once, and sends no probe itself.
+func TestMeetsAsksNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProbed(t, 0)
+		defer p.stop()
+		tight, loose := Bound{MaxAge: time.Millisecond}, Bound{MaxAge: time.Minute}
+		if p.Meets(loose) {
+			t.Error("there is a proof before the first probe")
+		}
+		time.Sleep(time.Minute) //tidy:allow sleep virtual time
+		if n := p.answers.Load(); n != 0 {
+			t.Errorf("%d probes without a read", n)
+		}
+		if _, ok := p.read(t, Bound{MaxAge: time.Hour}); !ok || !p.Meets(loose) {
+			t.Error("no proof after a read")
+		}
+		p.set(9, 0)             // entries that the replica lacks
+		time.Sleep(time.Second) //tidy:allow sleep virtual time
+		if before := p.answers.Load(); p.Meets(tight) || !p.Meets(loose) || p.answers.Load() != before {
+			t.Error("a proof of a second ago meets 1 ms, or does not meet a minute, or there was a probe")
+		}
+	})
+}
