@@ -108,8 +108,8 @@ func (f *Tracker) Close() {
 // the best proof it has, and false.
 func (f *Tracker) Await(ctx context.Context, b Bound) (Lease, bool) {
 	for {
-		p, next := f.look(b)
-		if p.meets(b) {
+		p, ok, next := f.look(b)
+		if ok {
 			return p, true
 		}
 		if next.index > 0 {
@@ -128,6 +128,12 @@ func (f *Tracker) Await(ctx context.Context, b Bound) (Lease, bool) {
 	}
 }
 
+// Now is Await without a wait. It returns the proof that it has, and whether the proof meets b.
+func (f *Tracker) Now(b Bound) (Lease, bool) {
+	p, ok, _ := f.look(b)
+	return p, ok
+}
+
 // Meets reports whether there is a proof that meets b. It starts no probe.
 func (f *Tracker) Meets(b Bound) bool {
 	applied := f.applied()
@@ -142,30 +148,30 @@ type event struct {
 	ended <-chan struct{}
 }
 
-// look returns the current proof, keeps the probes running, and returns the event to wait for if the proof
-// does not meet b.
-func (f *Tracker) look(b Bound) (Lease, event) {
+// look returns the current proof and whether it meets b, and keeps the probes running. If it does not meet b, look
+// returns the event to wait for.
+func (f *Tracker) look(b Bound) (p Lease, ok bool, next event) {
 	applied := f.applied()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	p := f.leaseLocked(applied)
+	p = f.leaseLocked(applied)
 	f.demandLocked(b.MaxAge)
 	switch {
 	case p.meets(b):
-		return p, event{}
+		return p, true, event{}
 	case p.young(b.MaxAge):
-		return p, event{index: f.known - rowraft.Index(b.MaxLag)}
+		return p, false, event{index: f.known - rowraft.Index(b.MaxLag)}
 	}
 	for _, a := range f.open {
 		if a.sent.Age() <= b.MaxAge {
-			return p, event{index: a.index}
+			return p, false, event{index: a.index}
 		}
 	}
 	select {
 	case f.urgent <- struct{}{}:
 	default:
 	}
-	return p, event{ended: f.ended}
+	return p, false, event{ended: f.ended}
 }
 
 // leaseLocked returns the current proof.

@@ -15,20 +15,22 @@ import (
 const (
 	// counters is the number of keys that a sketch counts: no error is larger than the 1,024th of all accesses.
 	counters = 1024
-	// One of minStride keys is counted, about sampled keys of a large request, and at most samplesPerSecond of all: a
-	// busy server counts one of more keys. A sample costs about 1 µs.
+	// One of minStride keys is counted, about sampled keys of a large request, and at most samplesPerSecond of all, or
+	// serverSamples on average of all shards of a server: a busy server counts one of more keys. A sample costs 1 to 2 µs.
 	minStride        = 16
 	sampled          = 8
 	samplesPerSecond = 256
+	serverSamples    = 2048
 	// halfLife is how often the counts halve.
 	halfLife = 30 * time.Second
 	// maxTables is the number of tables with totals of their own; there are no more in a shard.
 	maxTables = 1024
 )
 
-// Sketch counts the accesses to the hottest keys of one shard on one server. The zero Sketch is empty. Safe for
-// concurrent use.
+// Sketch counts the accesses to the hottest keys of one shard on one server. Safe for concurrent use.
 type Sketch struct {
+	shards func() int // of the cluster
+
 	mu      sync.Mutex
 	keys    map[id]int32 // counter of each key that has one
 	heap    byCount
@@ -38,8 +40,11 @@ type Sketch struct {
 
 	stride  int       // one of so many keys is counted
 	samples int       // since second
-	second  time.Time // when the number of samples was last compared with samplesPerSecond
+	second  time.Time // when the number of samples was last compared with their limit
 }
+
+// NewSketch returns an empty Sketch of one of the shards of a cluster. shards returns their number, and does not wait.
+func NewSketch(shards func() int) *Sketch { return &Sketch{shards: shards} }
 
 type id struct {
 	table rowraft.TableID
@@ -112,12 +117,13 @@ func (s *Sketch) Add(segments []byte, push bool) {
 // paceLocked chooses the stride: twice the last one as soon as there are too many samples, half of it after a second
 // with too few.
 func (s *Sketch) paceLocked(now time.Time) {
+	most := min(max(serverSamples/max(s.shards(), 1), 1), samplesPerSecond)
 	switch {
-	case s.samples >= samplesPerSecond:
+	case s.samples >= most:
 		s.stride *= 2
 	case now.Sub(s.second) < time.Second:
 		return
-	case s.samples < samplesPerSecond/2:
+	case s.samples < most/2:
 		s.stride = max(minStride, s.stride/2)
 	}
 	s.samples, s.second = 0, now

@@ -32,7 +32,7 @@ func findTheHotKeys(t *testing.T) {
 	for _, batch := range []int{1, 64, 4096} {
 		rng := rand.New(rand.NewPCG(1, uint64(batch)))
 		zipf := rand.NewZipf(rng, 1.2, 1, 1<<20)
-		var s Sketch
+		s := NewSketch(func() int { return 1 })
 		truth, total := make(map[rowraft.Key]float64), 0.0
 		for range 1 << 21 / batch {
 			keys := make([]rowraft.Key, batch)
@@ -71,7 +71,7 @@ func findTheHotKeys(t *testing.T) {
 // TestSketchForgets: counts halve with time, as does the time that they stand for, so the rate of a steady load stays.
 func TestSketchForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s Sketch
+		s := NewSketch(func() int { return 1 })
 		if v := s.View(0, 10); v.Over != 0 || len(v.Keys) > 0 {
 			t.Errorf("an empty sketch shows %+v", v)
 		}
@@ -100,8 +100,13 @@ func TestSketchForgets(t *testing.T) {
 // TestABusySketchTakesFewSamples: the number of samples of a second has a bound, whatever the load, and the strides
 // follow the load down again.
 func TestABusySketchTakesFewSamples(t *testing.T) {
+	t.Run("shards=1", func(t *testing.T) { testBusySketch(t, 1, samplesPerSecond) })
+	t.Run("shards=64", func(t *testing.T) { testBusySketch(t, 64, serverSamples/64) })
+}
+
+func testBusySketch(t *testing.T, shards, want int) {
 	synctest.Test(t, func(t *testing.T) {
-		var s Sketch
+		s := NewSketch(func() int { return shards })
 		// load returns the samples of the last of 20 seconds.
 		load := func(requests int) (samples int) {
 			segments := request(1, make([]rowraft.Key, 512)...)
@@ -121,8 +126,8 @@ func TestABusySketchTakesFewSamples(t *testing.T) {
 			return samples
 		}
 		// The second of the test and that of the sketch do not begin together.
-		if n := load(2000); n < samplesPerSecond/4 || n > 2*samplesPerSecond {
-			t.Errorf("%d samples in a second of 2000 requests, want about %d", n, samplesPerSecond)
+		if n := load(2000); n < want/4 || n > 2*want {
+			t.Errorf("%d samples in a second of 2000 requests, want about %d", n, want)
 		}
 		if load(1); s.stride != minStride {
 			t.Errorf("with a request a second one of %d keys is counted, want %d", s.stride, minStride)
@@ -144,7 +149,7 @@ func BenchmarkSketch(b *testing.B) {
 				}
 				reqs = append(reqs, request(7, keys...))
 			}
-			var s Sketch
+			s := NewSketch(func() int { return 1 })
 			for i := 0; b.Loop(); i++ {
 				s.Add(reqs[i%len(reqs)], false)
 			}

@@ -16,9 +16,17 @@ import (
 func (h *Host) heatOf(shard rowraft.ShardID) *hot.Sketch {
 	s, ok := h.heat.Load(shard)
 	if !ok {
-		s, _ = h.heat.LoadOrStore(shard, new(hot.Sketch))
+		s, _ = h.heat.LoadOrStore(shard, hot.NewSketch(h.shards))
 	}
 	return s.(*hot.Sketch)
+}
+
+// shards returns the number of shards in the cluster; 0: it is not known yet.
+func (h *Host) shards() int {
+	if m := h.cluster.Load(); m != nil {
+		return len(m.Shards)
+	}
+	return 0
 }
 
 // countWrite adds the keys of a batch that will be logged.

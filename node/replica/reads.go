@@ -222,16 +222,12 @@ func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t
 	if last := r.group.LastIndex(); minIndex > last && minIndex-last > maxAhead {
 		return pulled{}, r.tooStale(freshness.Lease{}, b, minIndex)
 	}
-	ctx, cancel := context.WithTimeout(ctx, boundedPatience)
-	defer cancel()
+	deadline := time.Now().Add(boundedPatience)
 	for {
 		if err := r.maySpeak(); err != nil {
 			return pulled{}, err
 		}
-		p, ok := r.fresh.Await(ctx, b)
-		if ok && r.machine.AppliedIndex() < minIndex {
-			ok = r.group.WaitApplied(ctx, minIndex) == nil
-		}
+		p, ok := awaitFresh(ctx, r, b, minIndex, deadline)
 		if !ok {
 			r.reads.refused.Add(1)
 			return pulled{}, r.tooStale(p, b, minIndex)
@@ -246,11 +242,26 @@ func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t
 			return got, nil
 		}
 		rpc.Pool.Release(got.payload)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || time.Now().After(deadline) {
 			r.reads.refused.Add(1)
 			return pulled{}, r.tooStale(p, b, minIndex)
 		}
 	}
+}
+
+// awaitFresh returns a proof that meets b, when entry minIndex is applied. If ctx ends or the deadline comes first, it
+// returns the best proof it has, and false.
+func awaitFresh(ctx context.Context, r *replica, b freshness.Bound, minIndex rowraft.Index,
+	deadline time.Time) (p freshness.Lease, ok bool) {
+	if p, ok = r.fresh.Now(b); ok && r.machine.AppliedIndex() >= minIndex {
+		return p, true // no timer
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	if p, ok = r.fresh.Await(ctx, b); ok && r.machine.AppliedIndex() < minIndex {
+		ok = r.group.WaitApplied(ctx, minIndex) == nil
+	}
+	return p, ok
 }
 
 func (r *replica) tooStale(p freshness.Lease, b freshness.Bound, minIndex rowraft.Index) error {
