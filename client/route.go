@@ -88,8 +88,8 @@ type callKind struct {
 	first    *firstTry // the first try, which failed before this call; nil: there was none
 }
 
-// firstTry is a try that was made in a call shared with other shards. If it failed, err is set. Otherwise it is of a
-// bounded read and still runs: answer receives its result. leave removes it from the call.
+// firstTry is a try that was made in a call shared with other shards. If it failed, err is set. A try without err is a
+// bounded read that still runs: answer receives its result. leave removes it from the call.
 type firstTry struct {
 	at     server
 	began  time.Time

@@ -21,7 +21,7 @@ import (
 // shards.
 type planned struct {
 	c       *Client
-	ctx     context.Context // of the caller
+	ctx     context.Context // the caller's
 	m       *clustermap.Map
 	how     *Read
 	reqs    []request
@@ -138,15 +138,15 @@ func (p *planned) take(i int, reply *rowraftv1.PullReply, tries int, err error) 
 type serverPull struct {
 	p     *planned
 	at    []server
-	index []int // of the requests in p
+	index []int // where each request is in p
 
 	ctx   context.Context
 	began time.Time
 	call  *wave.Shared[rowraftv1.PullRequest, rowraftv1.PullReply]
 
 	mu       sync.Mutex
-	endWatch []context.CancelCauseFunc // of a slow read from leaders
-	slow     []*firstTry               // of a slow bounded read; an element is nil if it had its result
+	endWatch []context.CancelCauseFunc // ends the watch of each shard's leader; nil: there is no watch
+	slow     []*firstTry               // the tries that are hedged; an element is nil if its request had a result
 }
 
 // start makes the call on another goroutine, which ends later than the pull if the server is slow to end the call.
@@ -191,10 +191,10 @@ func (s *serverPull) run(conn *grpc.ClientConn) {
 // done takes the answer to a request.
 func (s *serverPull) done(j int, reply *rowraftv1.PullReply, err error) {
 	p, i := s.p, s.index[j]
-	if err != nil && p.ctx.Err() != nil {
-		err = rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(p.ctx))
-	}
 	if err != nil {
+		if p.ctx.Err() != nil {
+			err = rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(p.ctx))
+		}
 		err = fmt.Errorf("server %s: %w", s.at[j].addr, p.c.cluster.retryUntilTableKnown(err, p.msgs[i].Payload))
 	}
 	s.mu.Lock()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,22 +15,6 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// pullTries counts the pulls of each shard.
-type pullTries struct {
-	mu     sync.Mutex
-	counts map[uint32]int
-}
-
-func (p *pullTries) add(shard uint32) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.counts == nil {
-		p.counts = make(map[uint32]int)
-	}
-	p.counts[shard]++
-	return p.counts[shard]
-}
-
 // Pulls of one call end each with a code of its own: those that may be tried again are, alone, and the others are not.
 func TestPullsOfOneCallAreTriedAgainAlone(t *testing.T) {
 	for _, last := range []error{nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard 3")} {
@@ -41,9 +24,9 @@ func TestPullsOfOneCallAreTriedAgainAlone(t *testing.T) {
 			2: rowraft.Errorf(rowraft.CodeTableNotFound, "shard 2"), // the map has the table: it is being created
 			3: last,
 		}
-		var tries pullTries
+		var tries sent
 		s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-			if err := codes[req.Shard]; tries.add(req.Shard) == 1 && err != nil {
+			if err := codes[req.Shard]; tries.add(req.Shard, 0) == 1 && err != nil {
 				return nil, err
 			}
 			return zeros(req)
@@ -53,8 +36,8 @@ func TestPullsOfOneCallAreTriedAgainAlone(t *testing.T) {
 		values := slices.Repeat([]float32{7}, 10)
 		err := c.Pull(patience(t), Segment{Table: table, Keys: s.oneKeyPerShard(table), Values: values})
 		want := map[uint32]int{0: 2, 1: 2, 2: 2, 3: 1, 4: 1}
-		if rowraft.CodeOf(err) != rowraft.CodeOf(last) || !maps.Equal(tries.counts, want) || s.shared.Load() != 1 {
-			t.Errorf("the pull ends with %v after the tries %v and %d shared calls, want %v, %v and 1", err, tries.counts,
+		if rowraft.CodeOf(err) != rowraft.CodeOf(last) || !maps.Equal(tries.counts(), want) || s.shared.Load() != 1 {
+			t.Errorf("the pull ends with %v after the tries %v and %d shared calls, want %v, %v and 1", err, tries.counts(),
 				s.shared.Load(), last, want)
 		}
 		if last == nil && slices.Contains(values, 7) {
@@ -65,9 +48,9 @@ func TestPullsOfOneCallAreTriedAgainAlone(t *testing.T) {
 
 // A call that ends without some of its answers: their pulls are sent again alone.
 func TestACallThatBreaksIsMadeAgainByShard(t *testing.T) {
-	var tries pullTries
+	var tries sent
 	s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-		tries.add(req.Shard)
+		tries.add(req.Shard, 0)
 		return zeros(req)
 	}}
 	s.table = brokenServer{&s}
@@ -77,8 +60,8 @@ func TestACallThatBreaksIsMadeAgainByShard(t *testing.T) {
 		Values: make([]float32, 6)}); err != nil {
 		t.Error(err)
 	}
-	if want := map[uint32]int{1: 1, 2: 1}; !maps.Equal(tries.counts, want) {
-		t.Errorf("shards were asked again alone: %v, want %v", tries.counts, want)
+	if want := map[uint32]int{1: 1, 2: 1}; !maps.Equal(tries.counts(), want) {
+		t.Errorf("shards were asked again alone: %v, want %v", tries.counts(), want)
 	}
 }
 
@@ -164,9 +147,9 @@ func TestLargePullsMakeSeveralCalls(t *testing.T) {
 		{3, wave.SharedBytes/8/2 - 1000, 1}, // of two shards, and one alone
 		{3, wave.SharedBytes / 8, 0},
 	} {
-		var tries pullTries
+		var tries sent
 		s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-			tries.add(req.Shard)
+			tries.add(req.Shard, 0)
 			return zeros(req)
 		}}
 		s.serve(t, tc.shards)
@@ -176,9 +159,9 @@ func TestLargePullsMakeSeveralCalls(t *testing.T) {
 		if err := c.Pull(patience(t), Segment{Table: table, Keys: keys, Values: values}); err != nil {
 			t.Error(err)
 		}
-		if s.shared.Load() != tc.shared || slices.Contains(values, 7) || len(tries.counts) != tc.shards {
+		if s.shared.Load() != tc.shared || slices.Contains(values, 7) || len(tries.counts()) != tc.shards {
 			t.Errorf("%d keys of %d shards: %d shared calls to %d shards, want %d to all, and all rows", len(keys), tc.shards,
-				s.shared.Load(), len(tries.counts), tc.shared)
+				s.shared.Load(), len(tries.counts()), tc.shared)
 		}
 	}
 }

@@ -87,14 +87,25 @@ type sent struct {
 	seqs map[uint32][]uint64
 }
 
-func (s *sent) add(req *rowraftv1.WriteRequest) (try int) {
+func (s *sent) add(shard uint32, seq uint64) (try int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.seqs == nil {
 		s.seqs = make(map[uint32][]uint64)
 	}
-	s.seqs[req.Shard] = append(s.seqs[req.Shard], req.Seq)
-	return len(s.seqs[req.Shard])
+	s.seqs[shard] = append(s.seqs[shard], seq)
+	return len(s.seqs[shard])
+}
+
+// counts returns how often each shard was asked.
+func (s *sent) counts() map[uint32]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	counts := make(map[uint32]int)
+	for shard, seqs := range s.seqs {
+		counts[shard] = len(seqs)
+	}
+	return counts
 }
 
 // Shard 2 has no quorum: its leader takes the batch and gives no answer. The other batches of the request
@@ -103,7 +114,7 @@ func TestAShardWithoutAQuorumDelaysNoOther(t *testing.T) {
 	var tries sent
 	fail := make(chan struct{})
 	s := fakeServer{push: func(_ context.Context, req *rowraftv1.WriteRequest) error {
-		if tries.add(req) == 1 && req.Shard == 2 {
+		if tries.add(req.Shard, req.Seq) == 1 && req.Shard == 2 {
 			<-fail
 			return rowraft.Errorf(rowraft.CodeLeadershipLost, "no quorum")
 		}
@@ -159,7 +170,7 @@ func TestEachBatchKeepsItsCode(t *testing.T) {
 	}
 	var tries sent
 	s := fakeServer{push: func(_ context.Context, req *rowraftv1.WriteRequest) error {
-		if tries.add(req) == 1 {
+		if tries.add(req.Shard, req.Seq) == 1 {
 			return codes[req.Shard]
 		}
 		return nil
@@ -338,7 +349,10 @@ func TestWrongAnswersToASharedCall(t *testing.T) {
 		},
 	} {
 		var tries sent
-		s := fakeServer{push: func(_ context.Context, req *rowraftv1.WriteRequest) error { tries.add(req); return nil }}
+		s := fakeServer{push: func(_ context.Context, req *rowraftv1.WriteRequest) error {
+			tries.add(req.Shard, req.Seq)
+			return nil
+		}}
 		s.table = wrongServer{&s, many}
 		s.serve(t, 2)
 		_, table := s.dial(t, nil)

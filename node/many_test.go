@@ -95,7 +95,7 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 	waits := ask(0, 0)
 	for _, r := range status.Replicas {
 		if r.Shard == 0 {
-			waits.MinIndex = r.LastIndex // of the push that is not applied
+			waits.MinIndex = r.LastIndex // the entry of the push that is not applied
 		}
 	}
 	early, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{waits, ask(1, 0),

@@ -369,12 +369,7 @@ func (c *Shared[Q, R]) answer(some []*R, answered []bool) error {
 	return nil
 }
 
-// Cut returns how many of the payloads fit into one call: at least one.
-func Cut(n int, payload func(i int) []byte) (fit int) {
-	for bytes := 0; fit < min(n, rpc.MaxBatches); fit++ {
-		if bytes += len(payload(fit)); fit > 0 && bytes > SharedBytes {
-			break
-		}
-	}
-	return fit
+// Cut returns how many of n payloads, from the first one on, fit into one call: at least one.
+func Cut(n int, payload func(i int) []byte) int {
+	return rpc.Fit(min(n, rpc.MaxBatches), SharedBytes, payload)
 }

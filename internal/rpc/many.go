@@ -35,7 +35,9 @@ func PullMany(workers *Workers, req *rowraftv1.PullManyRequest, stream grpc.Serv
 		a.Reply.Batch = uint32(i)
 		return a
 	}
-	return c.run(len(batches), func(first int) int { return runLength(batches[first:]) }, func(first, n int) {
+	return c.run(len(batches), func(first int) int {
+		return Fit(len(batches)-first, runBytes, func(i int) []byte { return batches[first+i].Payload })
+	}, func(first, n int) {
 		var answers []Counted
 		bytes := 0
 		for i := first; i < first+n; i++ {
@@ -57,14 +59,14 @@ func PullMany(workers *Workers, req *rowraftv1.PullManyRequest, stream grpc.Serv
 	})
 }
 
-// runLength returns how many of batches one worker answers: at least one.
-func runLength(batches []*rowraftv1.PullRequest) (n int) {
-	for bytes := 0; n < len(batches); n++ {
-		if bytes += len(batches[n].Payload); n > 0 && bytes > runBytes {
+// Fit returns how many of n payloads, from the first one on, have at most limit bytes together: at least one.
+func Fit(n, limit int, payload func(i int) []byte) (fit int) {
+	for bytes := 0; fit < n; fit++ {
+		if bytes += len(payload(fit)); fit > 0 && bytes > limit {
 			break
 		}
 	}
-	return n
+	return fit
 }
 
 // WriteMany answers the batches of req on stream, concurrently. It calls write for each of them, on workers, and sends
@@ -110,7 +112,7 @@ type manyCall struct {
 	wg      sync.WaitGroup // the functions on workers
 
 	mu    sync.Mutex // held to send
-	first error      // of the stream
+	first error      // the first error of the stream
 }
 
 // run cuts n batches into runs of length(first) batches from first on, and calls answer for them concurrently, for the
