@@ -48,7 +48,7 @@ type batch struct {
 }
 
 // firstWrite is the first try of a batch.
-type firstWrite = wave.Try[rowraftv1.WriteRequest, rowraftv1.WriteReply]
+type firstWrite = wave.Try[rowraftv1.WriteRequest, *rowraftv1.WriteReply]
 
 // batchState is a state of a batch, from start to its result. docs/push.md has the same names.
 type batchState int

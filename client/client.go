@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cache"
+	"github.com/rowraft/rowraft/client/pullstream"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/elapsed"
@@ -78,6 +79,7 @@ type Client struct {
 	*lifetime
 	opts     Options
 	conns    *route.Pool
+	pulls    *pullstream.Pool
 	cluster  *cluster
 	router   *router
 	control  *Control
@@ -135,7 +137,8 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 // newClient returns a client that has not made a call.
 func newClient(opts Options, conf *certs.Source) *Client {
 	life, conns := newLifetime(), route.NewPool(conf, opts.Dial, opts.ConnsPerNode)
-	c := &Client{lifetime: life, opts: opts, conns: conns, clock: elapsed.NewClock(elapsed.BootTime)}
+	c := &Client{lifetime: life, opts: opts, conns: conns, pulls: pullstream.New(life.ctx, conns),
+		clock: elapsed.NewClock(elapsed.BootTime)}
 	c.cluster = &cluster{
 		lifetime: life, log: opts.Logger, conns: conns, given: opts.Endpoints, attempt: opts.AttemptTimeout,
 		refresh: make(chan struct{}, 1), dropState: c.dropCluster,

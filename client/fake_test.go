@@ -25,19 +25,20 @@ type fakeServer struct {
 	m    *clustermap.Map
 	news func() *clustermap.Map // returns the current map; nil: m
 
-	issued atomic.Uint64         // incarnations
-	shared atomic.Int64          // calls with several batches
-	table  rowraftv1.TableServer // serves in place of the fakeServer; nil: none
-	close  func(context.Context, *rowraftv1.CloseSessionRequest) error
-	open   func(context.Context, *rowraftv1.OpenSessionRequest) error
-	push   func(context.Context, *rowraftv1.WriteRequest) error
-	step   func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)
-	clock  func(*rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error)
-	pull   func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
-	remove func(context.Context, *rowraftv1.WriteRequest) error
-	scan   func(*rowraftv1.ScanRequest, grpc.ServerStreamingServer[rowraftv1.ScanReply]) error
-	create func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
-	jobs   rowraftv1.JobsServer // nil: none
+	issued  atomic.Uint64         // incarnations
+	shared  atomic.Int64          // requests that may have several batches
+	streams atomic.Int64          // of pulls
+	table   rowraftv1.TableServer // serves in place of the fakeServer; nil: none
+	close   func(context.Context, *rowraftv1.CloseSessionRequest) error
+	open    func(context.Context, *rowraftv1.OpenSessionRequest) error
+	push    func(context.Context, *rowraftv1.WriteRequest) error
+	step    func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)
+	clock   func(*rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error)
+	pull    func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
+	remove  func(context.Context, *rowraftv1.WriteRequest) error
+	scan    func(*rowraftv1.ScanRequest, grpc.ServerStreamingServer[rowraftv1.ScanReply]) error
+	create  func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
+	jobs    rowraftv1.JobsServer // nil: none
 }
 
 func (s *fakeServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
@@ -97,15 +98,34 @@ func (s *fakeServer) WriteMany(req *rowraftv1.WriteManyRequest,
 	return rpc.WriteMany(rpc.NewWorkers(), req, stream, s.Write)
 }
 
-func (s *fakeServer) PullMany(req *rowraftv1.PullManyRequest,
-	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
-	s.shared.Add(1)
-	ready := func(*rowraftv1.PullRequest) bool { return false }
-	return rpc.PullMany(rpc.NewWorkers(), req, stream, ready,
-		func(ctx context.Context, q *rowraftv1.PullRequest) (c rpc.Counted, err error) {
+func (s *fakeServer) PullMany(stream rowraftv1.Table_PullManyServer) error {
+	s.streams.Add(1)
+	return s.pulls().Serve(countedRequests{stream, &s.shared})
+}
+
+// pulls answers streams as Pull answers single pulls.
+func (s *fakeServer) pulls() *rpc.Pulls {
+	return &rpc.Pulls{Workers: rpc.NewWorkers(), Stopping: context.Background(),
+		Check: func(context.Context) error { return nil },
+		Ready: func(*rowraftv1.PullRequest) bool { return false },
+		Pull: func(ctx context.Context, q *rowraftv1.PullRequest) (c rpc.Counted, err error) {
 			c.Reply, err = s.Pull(ctx, q)
 			return c, err
-		})
+		}}
+}
+
+// countedRequests counts the requests of a stream.
+type countedRequests struct {
+	rowraftv1.Table_PullManyServer
+	n *atomic.Int64
+}
+
+func (s countedRequests) Recv() (*rowraftv1.PullManyRequest, error) {
+	req, err := s.Table_PullManyServer.Recv()
+	if err == nil {
+		s.n.Add(1)
+	}
+	return req, err
 }
 
 func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {

@@ -50,9 +50,9 @@ func (s *replicaServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*
 	return reply, err
 }
 
-func (s *replicaServer) PullMany(req *rowraftv1.PullManyRequest, stream rowraftv1.Table_PullManyServer) error {
-	s.fakeServer.shared.Add(1)
-	return (&fakeServer{pull: s.Pull}).PullMany(req, stream)
+func (s *replicaServer) PullMany(stream rowraftv1.Table_PullManyServer) error {
+	pulls := (&fakeServer{pull: s.Pull}).pulls()
+	return pulls.Serve(countedRequests{stream, &s.fakeServer.shared})
 }
 
 // startReplicas returns replicas of so many shards, a client of them, and a segment with a key of each shard.

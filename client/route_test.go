@@ -63,9 +63,8 @@ func (s *hintServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*row
 	return zeros(req)
 }
 
-func (s *hintServer) PullMany(req *rowraftv1.PullManyRequest,
-	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
-	return (&fakeServer{pull: s.Pull}).PullMany(req, stream)
+func (s *hintServer) PullMany(stream rowraftv1.Table_PullManyServer) error {
+	return (&fakeServer{pull: s.Pull}).PullMany(stream)
 }
 
 // hintServers serves the given servers, nodes "old" and "new" of so many shards, and dials "old". The segment has a

@@ -6,19 +6,16 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client/wave"
 	"github.com/rowraft/rowraft/clustermap"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// planned is a pull within one cluster map. Its first tries are one call for each server, and the goroutine of that
-// call copies the rows of all its shards. Only a shard whose first try fails or is slow, or that is alone, gets a
-// goroutine: with one for each shard, goroutines, contexts and timers took a third of the client's CPU time with 64
-// shards.
+// planned is a pull within one cluster map. Its first tries are one request for each server (package pullstream), and
+// the goroutine that sends it copies the rows of all its shards. Only a shard whose first try fails or is slow, or
+// whose server is unknown, gets a goroutine: with one for each shard, goroutines, contexts and timers took a third of
+// the client's CPU time with 64 shards.
 type planned struct {
 	c       *Client
 	ctx     context.Context // the caller's
@@ -38,15 +35,15 @@ func (c *Client) pullAll(ctx context.Context, m *clustermap.Map, how *Read, reqs
 	for i := range reqs {
 		p.msgs[i] = c.pullRequest(m, how, &reqs[i])
 	}
-	shared, alone := p.split()
-	for _, call := range shared {
-		call.start()
+	servers, alone := p.split()
+	for _, i := range alone {
+		go p.alone(i, nil)
 	}
-	for n, i := range alone {
-		if n < len(alone)-1 {
-			go p.alone(i, nil)
+	for n, s := range servers {
+		if n < len(servers)-1 {
+			go s.run()
 		} else {
-			p.alone(i, nil)
+			s.run()
 		}
 	}
 	p.pending.Wait()
@@ -64,7 +61,7 @@ func (p *planned) target(i int) (at server, ok bool) {
 	if p.how.Mode != Bounded {
 		at = c.router.target(shard, "", true, true)
 		at.home, at.mayRelay = p.m.Cluster, true
-		return at, at.addr != "" && !at.forwards() // servers do not forward a call of several requests
+		return at, at.addr != "" && !at.forwards() // servers do not forward such a request
 	}
 	order := c.spread.Order(p.m, shard, p.how.turn)
 	if len(order) == 0 {
@@ -74,8 +71,8 @@ func (p *planned) target(i int) (at server, ok bool) {
 	return at, at.addr != ""
 }
 
-// split returns the calls of several requests, and the other requests.
-func (p *planned) split() (shared []*serverPull, alone []int) {
+// split returns the first tries by server, and the requests that are to be sent alone.
+func (p *planned) split() (servers []*serverPull, alone []int) {
 	byAddr := make(map[string]*serverPull)
 	for i := range p.reqs {
 		at, ok := p.target(i)
@@ -93,15 +90,11 @@ func (p *planned) split() (shared []*serverPull, alone []int) {
 	for _, s := range byAddr {
 		for at, index := s.at, s.index; len(index) > 0; {
 			n := wave.Cut(len(index), func(j int) []byte { return p.msgs[index[j]].Payload })
-			if n == 1 {
-				alone = append(alone, index[0])
-			} else {
-				shared = append(shared, &serverPull{p: p, at: at[:n], index: index[:n]})
-			}
+			servers = append(servers, &serverPull{p: p, at: at[:n], index: index[:n]})
 			at, index = at[n:], index[n:]
 		}
 	}
-	return shared, alone
+	return servers, alone
 }
 
 // alone sends a request until it has its result. first is its first try; nil: it was not tried.
@@ -142,41 +135,24 @@ type serverPull struct {
 
 	ctx   context.Context
 	began time.Time
-	call  *wave.Shared[rowraftv1.PullRequest, rowraftv1.PullReply]
+	call  *wave.Shared[*rowraftv1.PullReply]
 
 	mu       sync.Mutex
 	endWatch []context.CancelCauseFunc // ends the watch of each shard's leader; nil: there is no watch
 	slow     []*firstTry               // the tries that are hedged; an element is nil if its request had a result
 }
 
-// start makes the call on another goroutine, which ends later than the pull if the server is slow to end the call.
-func (s *serverPull) start() {
-	c := s.p.c
+// run makes the call. When it returns, each request has its result or a goroutine of its own.
+func (s *serverPull) run() {
+	p, c := s.p, s.p.c
 	s.began = time.Now()
-	if s.p.how.Mode == Bounded {
+	ctx, cancel := context.WithTimeout(p.ctx, c.opts.AttemptTimeout)
+	defer cancel()
+	s.ctx, s.call = ctx, wave.NewShared(len(s.index), cancel, s.done)
+	if p.how.Mode == Bounded {
 		for range s.index {
 			c.spread.Read()
 		}
-	}
-	conn, err := c.conns.Get(s.at[0].addr)
-	if err == nil {
-		err = c.spawn(func() { s.run(conn) })
-	}
-	if err != nil {
-		for j := range s.index {
-			s.again(j, err)
-		}
-	}
-}
-
-// run makes the call. When it returns, each request has its result or a goroutine of its own.
-func (s *serverPull) run(conn *grpc.ClientConn) {
-	p, c := s.p, s.p.c
-	ctx, cancel := context.WithTimeout(rpc.WithCluster(p.ctx, p.m.Cluster), c.opts.AttemptTimeout)
-	defer cancel()
-	defer context.AfterFunc(c.ctx, cancel)()
-	s.ctx, s.call = ctx, wave.Pulls.NewShared(len(s.index), cancel, s.done)
-	if p.how.Mode == Bounded {
 		defer time.AfterFunc(hedgeAfter, s.hedge).Stop()
 	} else {
 		defer time.AfterFunc(slowTry, s.watch).Stop()
@@ -185,16 +161,13 @@ func (s *serverPull) run(conn *grpc.ClientConn) {
 	for j, i := range s.index {
 		msgs[j] = p.msgs[i]
 	}
-	s.call.Run(ctx, rowraftv1.NewTableClient(conn), msgs)
+	s.call.Run(c.pulls.Call(ctx, p.m.Cluster, s.at[0].addr, msgs))
 }
 
 // done takes the answer to a request.
 func (s *serverPull) done(j int, reply *rowraftv1.PullReply, err error) {
 	p, i := s.p, s.index[j]
 	if err != nil {
-		if p.ctx.Err() != nil {
-			err = rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(p.ctx))
-		}
 		err = fmt.Errorf("server %s: %w", s.at[j].addr, p.c.cluster.retryUntilTableKnown(err, p.msgs[i].Payload))
 	}
 	s.mu.Lock()

@@ -65,16 +65,19 @@ func TestACallThatBreaksIsMadeAgainByShard(t *testing.T) {
 	}
 }
 
-// brokenServer answers the first pull of a call and then ends it.
+// brokenServer answers the first pull of a request and then ends the stream.
 type brokenServer struct{ *fakeServer }
 
-func (s brokenServer) PullMany(req *rowraftv1.PullManyRequest,
-	stream rowraftv1.Table_PullManyServer) error {
+func (s brokenServer) PullMany(stream rowraftv1.Table_PullManyServer) error {
+	req, err := stream.Recv()
+	if err != nil {
+		return err
+	}
 	reply, err := zeros(req.Batches[0])
 	if err != nil {
 		return err
 	}
-	if err := stream.SendMsg([]rpc.Counted{{Reply: reply}}); err != nil {
+	if err := stream.SendMsg(&rpc.Answers{Number: req.Number, Answers: []rpc.Counted{{Reply: reply}}}); err != nil {
 		return err
 	}
 	return rpc.ToStatus(rowraft.Errorf(rowraft.CodeUnknown, "the connection broke"))
@@ -106,46 +109,16 @@ func TestACallerThatLeavesEndsItsPulls(t *testing.T) {
 	<-ended
 }
 
-// A pull ends when it has all rows, also if the server does not end its call. Close ends that.
-func TestAPullDoesNotWaitForTheEndOfItsCall(t *testing.T) {
-	s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-		return zeros(req)
-	}}
-	over := make(chan struct{})
-	s.table = endlessServer{&s, over}
-	s.serve(t, 3)
-	c, table := s.dial(t, func(o *Options) { o.AttemptTimeout = time.Hour })
-	err := c.Pull(patience(t), Segment{Table: table, Keys: s.oneKeyPerShard(table), Values: make([]float32, 6)})
-	if err != nil {
-		t.Error(err)
-	}
-	c.Close()
-	<-over
-}
-
-// endlessServer answers the pulls of a call and does not end it.
-type endlessServer struct {
-	*fakeServer
-	over chan struct{}
-}
-
-func (s endlessServer) PullMany(req *rowraftv1.PullManyRequest, stream rowraftv1.Table_PullManyServer) error {
-	err := s.fakeServer.PullMany(req, stream)
-	<-stream.Context().Done()
-	close(s.over)
-	return err
-}
-
-// A pull of more than one call can carry makes several calls.
-func TestLargePullsMakeSeveralCalls(t *testing.T) {
+// A pull of more than one request can carry makes several.
+func TestLargePullsMakeSeveralRequests(t *testing.T) {
 	for _, tc := range []struct {
 		shards, keys int // keys of each shard
 		shared       int64
 	}{
 		{3, 1, 1},
-		{129, 1, 2},                         // and one alone
-		{3, wave.SharedBytes/8/2 - 1000, 1}, // of two shards, and one alone
-		{3, wave.SharedBytes / 8, 0},
+		{129, 1, 3},
+		{3, wave.SharedBytes/8/2 - 1000, 2},
+		{3, wave.SharedBytes / 8, 3},
 	} {
 		var tries sent
 		s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
@@ -160,7 +133,7 @@ func TestLargePullsMakeSeveralCalls(t *testing.T) {
 			t.Error(err)
 		}
 		if s.shared.Load() != tc.shared || slices.Contains(values, 7) || len(tries.counts()) != tc.shards {
-			t.Errorf("%d keys of %d shards: %d shared calls to %d shards, want %d to all, and all rows", len(keys), tc.shards,
+			t.Errorf("%d keys of %d shards: %d requests to %d shards, want %d to all, and all rows", len(keys), tc.shards,
 				s.shared.Load(), len(tries.counts()), tc.shared)
 		}
 	}

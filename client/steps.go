@@ -183,7 +183,7 @@ type stepBatch struct {
 	idle      bool
 	fragments [][]byte
 	read      []rowraft.Position
-	first     *wave.Try[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]
+	first     *wave.Try[rowraftv1.PushStepRequest, *rowraftv1.PushStepReply]
 
 	waitingFor uint64 // workers for which the shard waits, by its last answer
 

@@ -25,7 +25,7 @@ func (s *fakeServer) oneKeyPerShard(table *Table) (keys []rowraft.Key) {
 	return keys
 }
 
-// A pull, a push and a step of several shards are one call each to a server that leads them all. A call for
+// A pull, a push and a step of several shards are one call each to a server that leads them all. A push to
 // one shard is unary. The batch with the clock of a clocked push waits for the others.
 func TestOneCallPerServer(t *testing.T) {
 	var pulled, pushed, stepped atomic.Int64
@@ -62,7 +62,7 @@ func TestOneCallPerServer(t *testing.T) {
 		{"push", func() error { _, err := table.Push(ctx, keys, make([]float32, 10)); return err }, &pushed, 1},
 		{"step", func() error { _, err := job.PushStep(ctx, 1, nil, all); return err }, &stepped, 1},
 		{"clocked push", func() error { _, err := job.PushClock(ctx, 1, nil, all); return err }, &pushed, 1},
-		{"pull of one shard", func() error { return table.Pull(ctx, keys[:1], make([]float32, 2)) }, &pulled, 0},
+		{"pull of one shard", func() error { return table.Pull(ctx, keys[:1], make([]float32, 2)) }, &pulled, 1},
 		{"push of one shard", func() error { _, err := table.Push(ctx, keys[:1], make([]float32, 2)); return err }, &pushed,
 			0},
 	} {
@@ -200,7 +200,7 @@ func TestEachBatchKeepsItsCode(t *testing.T) {
 	}
 }
 
-// sendTwo sends two pulls in one call, each with its own context.
+// sendTwo sends two batches of a step in one call, each with its own context.
 func sendTwo(t *testing.T, c *Client, addr string, first, second context.Context) (results [2]chan error) {
 	t.Helper()
 	conn, err := c.conns.Get(addr)
@@ -208,11 +208,11 @@ func sendTwo(t *testing.T, c *Client, addr string, first, second context.Context
 		t.Fatal(err)
 	}
 	to := stub{TableClient: rowraftv1.NewTableClient(conn), Addr: addr}
-	tries := wave.New(c.ctx, c.spawn, &wave.Pulls, 2)
+	tries := wave.New(c.ctx, c.spawn, &wave.Steps, 2)
 	for i, ctx := range []context.Context{first, second} {
 		results[i] = make(chan error, 1)
 		go func() {
-			_, err := wave.Pulls.Send(ctx, tries[i], to, &rowraftv1.PullRequest{Shard: uint32(i)})
+			_, err := wave.Steps.Send(ctx, tries[i], to, &rowraftv1.PushStepRequest{Shard: uint32(i)})
 			results[i] <- err
 		}()
 	}
@@ -222,7 +222,7 @@ func sendTwo(t *testing.T, c *Client, addr string, first, second context.Context
 // A caller that leaves does not end the call of the others. The last one does, and the server stops.
 func TestTheLastCallerEndsASharedCall(t *testing.T) {
 	arrived, ended := make(chan struct{}, 2), make(chan struct{}, 2)
-	s := fakeServer{pull: func(ctx context.Context, _ *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	s := fakeServer{step: func(ctx context.Context, _ *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
 		arrived <- struct{}{}
 		<-ctx.Done()
 		ended <- struct{}{}
@@ -258,12 +258,12 @@ func TestTheLastCallerEndsASharedCall(t *testing.T) {
 func TestTheLastAnswerEndsASharedCall(t *testing.T) {
 	arrived, ended, answer := make(chan struct{}, 2), make(chan struct{}), make(chan struct{})
 	s := fakeServer{}
-	s.pull = func(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	s.step = func(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
 		arrived <- struct{}{}
 		select {
 		case <-answer:
 			if req.GetShard() == 1 {
-				return &rowraftv1.PullReply{}, nil
+				return &rowraftv1.PushStepReply{}, nil
 			}
 		case <-ctx.Done():
 		}
@@ -292,11 +292,11 @@ func TestTheLastAnswerEndsASharedCall(t *testing.T) {
 
 // A batch that leaves before the others have joined is not sent.
 func TestABatchThatLeavesIsNotWaitedFor(t *testing.T) {
-	s := fakeServer{pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	s := fakeServer{step: func(_ context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
 		if req.Shard == 0 {
 			t.Error("a batch was sent after its caller had left")
 		}
-		return &rowraftv1.PullReply{AppliedIndex: 1}, nil
+		return &rowraftv1.PushStepReply{}, nil
 	}}
 	s.serve(t, 2)
 	c, _ := s.dial(t, nil)
@@ -307,15 +307,15 @@ func TestABatchThatLeavesIsNotWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := stub{TableClient: rowraftv1.NewTableClient(conn), Addr: s.m.Nodes[0].Addr}
-	tries := wave.New(c.ctx, c.spawn, &wave.Pulls, 3)
+	tries := wave.New(c.ctx, c.spawn, &wave.Steps, 3)
 	a, b, never := tries[0], tries[1], tries[2]
-	_, err = wave.Pulls.Send(gone, a, to, &rowraftv1.PullRequest{Shard: 0})
+	_, err = wave.Steps.Send(gone, a, to, &rowraftv1.PushStepRequest{Shard: 0})
 	if rowraft.CodeOf(err) != rowraft.CodeDeadline {
 		t.Errorf("a caller that has left: %v, want CodeDeadline", err)
 	}
 	never.Skip()
 	never.Skip()
-	if _, err := wave.Pulls.Send(patience(t), b, to, &rowraftv1.PullRequest{Shard: 1}); err != nil {
+	if _, err := wave.Steps.Send(patience(t), b, to, &rowraftv1.PushStepRequest{Shard: 1}); err != nil {
 		t.Error(err)
 	}
 }
@@ -416,8 +416,8 @@ func TestSharedRequestsAreBounded(t *testing.T) {
 	var sizes sync.Map
 	var s fakeServer
 	s.table = countingServer{&s, &sizes}
-	s.pull = func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-		return &rowraftv1.PullReply{AppliedIndex: 1}, nil
+	s.step = func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+		return &rowraftv1.PushStepReply{}, nil
 	}
 	s.serve(t, 1)
 	c, _ := s.dial(t, nil)
@@ -433,9 +433,9 @@ func TestSharedRequestsAreBounded(t *testing.T) {
 	} {
 		sizes.Clear()
 		errs, ctx := make(chan error, tc.batches), patience(t)
-		for _, try := range wave.New(c.ctx, c.spawn, &wave.Pulls, tc.batches) {
+		for _, try := range wave.New(c.ctx, c.spawn, &wave.Steps, tc.batches) {
 			go func() {
-				_, err := wave.Pulls.Send(ctx, try, to, &rowraftv1.PullRequest{Payload: make([]byte, tc.bytes)})
+				_, err := wave.Steps.Send(ctx, try, to, &rowraftv1.PushStepRequest{Payload: make([]byte, tc.bytes)})
 				errs <- err
 			}()
 		}
@@ -458,14 +458,14 @@ func TestSharedRequestsAreBounded(t *testing.T) {
 	}
 }
 
-// countingServer records the number of batches of each shared pull.
+// countingServer records the number of batches of each shared step.
 type countingServer struct {
 	*fakeServer
 	sizes *sync.Map
 }
 
-func (s countingServer) PullMany(req *rowraftv1.PullManyRequest,
-	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
+func (s countingServer) PushStepMany(req *rowraftv1.PushStepManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
 	s.sizes.Store(req, len(req.Batches))
-	return s.fakeServer.PullMany(req, stream)
+	return s.fakeServer.PushStepMany(req, stream)
 }

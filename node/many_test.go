@@ -98,11 +98,7 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 			waits.MinIndex = r.LastIndex // the entry of the push that is not applied
 		}
 	}
-	early, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{waits, ask(1, 0),
-		ask(2, 0)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	early := pullMany(t, ctx, stub, waits, ask(1, 0), ask(2, 0))
 	some, err := early.Recv()
 	if err != nil || len(some.Answers) != 2 || some.Answers[0].Batch != 1 || some.Answers[1].Batch != 2 {
 		t.Errorf("while a pull waits for an entry, its call answers %v, %v, want batches 1 and 2", some, err)
@@ -122,11 +118,7 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 		t.Errorf("the batch that shard 0 had in its log: %v, %v, want a duplicate", again, err)
 	}
 
-	pull, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{ask(0, 0), ask(1, 1<<60),
-		ask(2, 0), ask(1, 0)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pull := pullMany(t, ctx, stub, ask(0, 0), ask(1, 1<<60), ask(2, 0), ask(1, 0))
 	rows := map[uint32][]byte{}
 	for {
 		some, err := pull.Recv()
@@ -150,4 +142,49 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 		}
 	}
 	n.awaitMetric(t, `rowraft_in_flight_bytes{op="pull"}`, func(v float64) bool { return v == 0 })
+}
+
+// A server that stops ends a stream that waits for requests without an error: its client opens another one.
+func TestAServerThatStopsEndsStreamsOfPulls(t *testing.T) {
+	c := startCluster(t, 1, 1)
+	ctx := testutil.Context(t)
+	table, err := c.dial().CreateTable(ctx, counterSchema("idle"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := rowraftv1.NewTableClient(connect(t, c.nodes[0].addr, nil)).PullMany(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seg := wire.Segment{Table: table.Schema().ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
+	for range 2 {
+		if err := stream.Send(&rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{
+			{MapVersion: anyMapVersion, Payload: segment(seg, []uint64{1}, nil)}}}); err != nil {
+			t.Fatal(err)
+		}
+		if some, err := stream.Recv(); err != nil || some.Answers[0].Error != nil {
+			t.Fatalf("%v, %v, want a row", some, err)
+		}
+	}
+	c.stopNode(0)
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("the stream ends with %v, want EOF", err)
+	}
+}
+
+// pullMany sends batches on a stream of their own, which ends with the answers.
+func pullMany(t *testing.T, ctx context.Context, stub rowraftv1.TableClient,
+	batches ...*rowraftv1.PullRequest) rowraftv1.Table_PullManyClient {
+	t.Helper()
+	stream, err := stub.PullMany(ctx)
+	if err == nil {
+		err = stream.Send(&rowraftv1.PullManyRequest{Batches: batches})
+	}
+	if err == nil {
+		err = stream.CloseSend()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
 }

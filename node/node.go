@@ -454,20 +454,16 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 
 // checkCluster refuses a call for another cluster.
 func (n *Node) checkCluster(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
-	if m := n.host.Map(); m != nil {
-		if err := rpc.CheckCluster(ctx, m.Cluster); err != nil {
-			return nil, err
-		}
+	if err := n.host.CheckCluster(ctx); err != nil {
+		return nil, err
 	}
 	return h(ctx, req)
 }
 
 func (n *Node) checkStreamCluster(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
 	h grpc.StreamHandler) error {
-	if m := n.host.Map(); m != nil {
-		if err := rpc.CheckCluster(stream.Context(), m.Cluster); err != nil {
-			return err
-		}
+	if err := n.host.CheckCluster(stream.Context()); err != nil {
+		return err
 	}
 	return h(srv, stream)
 }

@@ -89,11 +89,7 @@ func TestBoundedReadsOfOneCall(t *testing.T) {
 			return &rowraftv1.PullRequest{MapVersion: anyMapVersion, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED,
 				MaxAgeNs: uint64(maxAge), Payload: segment(seg, []uint64{1}, nil)}
 		}
-		stream, err := reads.stubs[server].PullMany(ctx, &rowraftv1.PullManyRequest{
-			Batches: []*rowraftv1.PullRequest{ask(1), ask(time.Hour), ask(time.Hour)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		stream := pullMany(t, ctx, reads.stubs[server], ask(1), ask(time.Hour), ask(time.Hour))
 		some, err := stream.Recv()
 		if err != nil || len(some.Answers) != 2 || some.Answers[0].Batch != 1 || some.Answers[1].Batch != 2 {
 			t.Errorf("server %d answers %v, %v, want batches 1 and 2", server, some, err)

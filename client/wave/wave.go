@@ -1,11 +1,7 @@
-// Package wave sends the first tries of the batches of one push or step together: one call for each server. Pulls use
-// its calls ([Shared]) without a wave.
 package wave
 
 import (
 	"context"
-	"errors"
-	"io"
 	"slices"
 	"sync"
 
@@ -37,68 +33,45 @@ type Server struct {
 // Calls are the two ways to send a request Q: alone, or with others in one call whose replies R come as
 // they are ready and name their batch. A call for one batch stays unary, because a stream costs a third
 // more (client/DESIGN.md).
-type Calls[Q, R any] struct {
-	alone   func(context.Context, rowraftv1.TableClient, *Q) (*R, error)
-	shared  func(context.Context, rowraftv1.TableClient, []*Q) (replies[R], error)
+type Calls[Q any, R Reply] struct {
+	alone   func(context.Context, rowraftv1.TableClient, *Q) (R, error)
+	shared  func(context.Context, rowraftv1.TableClient, []*Q) (Replies[R], error)
 	payload func(*Q) []byte
-	batch   func(*R) uint32 // index in the shared request
-	err     func(*R) *rowraftv1.ErrorDetail
 }
 
-// replies returns the next replies of a shared call; io.EOF after the last ones.
-type replies[R any] func() ([]*R, error)
-
 // oneByOne returns the replies of a call that has a message for each.
-func oneByOne[R any](stream grpc.ServerStreamingClient[R], err error) (replies[R], error) {
-	return func() ([]*R, error) {
+func oneByOne[T any, R interface {
+	*T
+	Reply
+}](stream grpc.ServerStreamingClient[T], err error) (Replies[R], error) {
+	return func() ([]R, error) {
 		reply, err := stream.Recv()
-		return []*R{reply}, err
+		return []R{reply}, err
 	}, err
 }
 
-// Pulls, Writes and Steps are the calls of the Table service that can be shared.
-var Pulls = Calls[rowraftv1.PullRequest, rowraftv1.PullReply]{
-	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
-		return to.Pull(ctx, q)
-	},
-	shared: func(ctx context.Context, to rowraftv1.TableClient,
-		qs []*rowraftv1.PullRequest) (replies[rowraftv1.PullReply], error) {
-		stream, err := to.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: qs})
-		return func() ([]*rowraftv1.PullReply, error) {
-			reply, err := stream.Recv()
-			return reply.GetAnswers(), err
-		}, err
-	},
-	payload: (*rowraftv1.PullRequest).GetPayload,
-	batch:   (*rowraftv1.PullReply).GetBatch,
-	err:     (*rowraftv1.PullReply).GetError,
-}
-
-var Writes = Calls[rowraftv1.WriteRequest, rowraftv1.WriteReply]{
+// Writes and Steps are the calls of the Table service that can be shared.
+var Writes = Calls[rowraftv1.WriteRequest, *rowraftv1.WriteReply]{
 	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 		return to.Write(announce(ctx, q), q)
 	},
 	shared: func(ctx context.Context, to rowraftv1.TableClient,
-		qs []*rowraftv1.WriteRequest) (replies[rowraftv1.WriteReply], error) {
+		qs []*rowraftv1.WriteRequest) (Replies[*rowraftv1.WriteReply], error) {
 		return oneByOne(to.WriteMany(announce(ctx, qs...), &rowraftv1.WriteManyRequest{Batches: qs}))
 	},
 	payload: (*rowraftv1.WriteRequest).GetPayload,
-	batch:   (*rowraftv1.WriteReply).GetBatch,
-	err:     (*rowraftv1.WriteReply).GetError,
 }
 
-var Steps = Calls[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{
+var Steps = Calls[rowraftv1.PushStepRequest, *rowraftv1.PushStepReply]{
 	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply,
 		error) {
 		return to.PushStep(ctx, q)
 	},
 	shared: func(ctx context.Context, to rowraftv1.TableClient,
-		qs []*rowraftv1.PushStepRequest) (replies[rowraftv1.PushStepReply], error) {
+		qs []*rowraftv1.PushStepRequest) (Replies[*rowraftv1.PushStepReply], error) {
 		return oneByOne(to.PushStepMany(ctx, &rowraftv1.PushStepManyRequest{Batches: qs}))
 	},
 	payload: (*rowraftv1.PushStepRequest).GetPayload,
-	batch:   (*rowraftv1.PushStepReply).GetBatch,
-	err:     (*rowraftv1.PushStepReply).GetError,
 }
 
 // announce returns ctx for a call with the given batches. If they are large, ctx announces them.
@@ -119,7 +92,7 @@ func announce(ctx context.Context, qs ...*rowraftv1.WriteRequest) context.Contex
 // sent again alone.
 //
 // Lock order: mu, then the locks of spawn.
-type wave[Q, R any] struct {
+type wave[Q any, R Reply] struct {
 	ctx   context.Context // ends with the client
 	spawn func(func()) error
 	calls *Calls[Q, R]
@@ -131,7 +104,7 @@ type wave[Q, R any] struct {
 
 // New returns the first tries of n batches that are sent together. The goroutine of each batch must call Send or
 // Skip with its try soon, because the others wait for it. A single batch has a nil try.
-func New[Q, R any](ctx context.Context, spawn func(func()) error, calls *Calls[Q, R], n int) []*Try[Q, R] {
+func New[Q any, R Reply](ctx context.Context, spawn func(func()) error, calls *Calls[Q, R], n int) []*Try[Q, R] {
 	tries := make([]*Try[Q, R], n)
 	if n > 1 {
 		w := &wave[Q, R]{ctx: ctx, spawn: spawn, calls: calls, absent: n, joined: make(map[string][]*sharedBatch[Q, R])}
@@ -179,7 +152,7 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 	} else {
 		ctx, cancel = context.WithCancel(ctx)
 	}
-	call := w.calls.NewShared(len(batches), cancel, func(batch int, reply *R, err error) {
+	call := NewShared(len(batches), cancel, func(batch int, reply R, err error) {
 		batches[batch].result <- shared[R]{reply: reply, err: err}
 	})
 	reqs := make([]*Q, len(batches))
@@ -189,7 +162,7 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 	err := w.spawn(func() {
 		defer cancel()
 		defer context.AfterFunc(w.ctx, cancel)()
-		call.Run(ctx, first.to, reqs)
+		call.Run(w.calls.shared(ctx, first.to, reqs))
 	})
 	if err != nil {
 		cancel()
@@ -200,27 +173,27 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 }
 
 // Try is the place of one batch in a wave. It is safe for concurrent use. A nil Try sends the batch alone.
-type Try[Q, R any] struct {
+type Try[Q any, R Reply] struct {
 	wave *wave[Q, R]
 	used bool // under wave.mu: the batch has joined or is skipped
 }
 
 // sharedBatch is a batch that has joined a wave.
-type sharedBatch[Q, R any] struct {
+type sharedBatch[Q any, R Reply] struct {
 	ctx    context.Context // of the try
 	to     rowraftv1.TableClient
 	req    *Q
 	result chan shared[R] // capacity 1: the try may have ended
 
 	// Under wave.mu:
-	call  *Shared[Q, R] // that has the batch; nil: none yet, or it is sent alone
-	index int           // in that call
-	gone  bool          // the try has ended
+	call  *Shared[R] // that has the batch; nil: none yet, or it is sent alone
+	index int        // in that call
+	gone  bool       // the try has ended
 }
 
 // shared is the result of a sharedBatch. alone means that no other batch goes to its server.
-type shared[R any] struct {
-	reply *R
+type shared[R Reply] struct {
+	reply R
 	err   error
 	alone bool
 }
@@ -242,7 +215,7 @@ func (t *Try[Q, R]) Skip() {
 
 // Send is one try of a batch. The first one joins the other batches for the server, unless the server is to
 // forward it. When ctx ends, the batch leaves the shared call, which goes on for the others.
-func (k *Calls[Q, R]) Send(ctx context.Context, t *Try[Q, R], to Server, req *Q) (*R, error) {
+func (k *Calls[Q, R]) Send(ctx context.Context, t *Try[Q, R], to Server, req *Q) (reply R, err error) {
 	if t == nil || to.Relayed {
 		t.Skip()
 		return k.alone(ctx, to.TableClient, req)
@@ -274,102 +247,5 @@ func (k *Calls[Q, R]) Send(ctx context.Context, t *Try[Q, R], to Server, req *Q)
 	if call != nil {
 		call.Leave(b.index)
 	}
-	return nil, rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(ctx))
-}
-
-// Shared is one call with several batches. It calls done once for each batch that does not leave first, with the reply
-// or the error of the batch, on the goroutine of Run.
-type Shared[Q, R any] struct {
-	calls  *Calls[Q, R]
-	cancel context.CancelFunc
-	done   func(batch int, reply *R, err error)
-
-	mu      sync.Mutex
-	settled []bool // by batch: done is called for it, or it has left
-	pending int    // batches that are not settled
-}
-
-// NewShared returns a call with n batches. cancel ends its context.
-func (k *Calls[Q, R]) NewShared(n int, cancel context.CancelFunc,
-	done func(batch int, reply *R, err error)) *Shared[Q, R] {
-	return &Shared[Q, R]{calls: k, cancel: cancel, done: done, settled: make([]bool, n), pending: n}
-}
-
-// Leave removes a batch from the call. It reports false if the batch is settled. After the last batch the call ends, so
-// that the server stops its work.
-func (c *Shared[Q, R]) Leave(batch int) bool {
-	ok, last := c.settle(batch)
-	if ok && last {
-		c.cancel()
-	}
-	return ok
-}
-
-// Settled reports whether a batch has its result or has left.
-func (c *Shared[Q, R]) Settled(batch int) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.settled[batch]
-}
-
-// settle makes a batch settled. ok: it was not before; last: no other batch waits.
-func (c *Shared[Q, R]) settle(batch int) (ok, last bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.settled[batch] {
-		return false, false
-	}
-	c.settled[batch] = true
-	c.pending--
-	return true, c.pending == 0
-}
-
-// Run makes the call and passes the answers to done until the call ends. An error of the call is the result of each
-// batch that has no answer.
-func (c *Shared[Q, R]) Run(ctx context.Context, to rowraftv1.TableClient, reqs []*Q) {
-	answered := make([]bool, len(reqs))
-	next, err := c.calls.shared(ctx, to, reqs)
-	for err == nil {
-		var some []*R
-		if some, err = next(); err == nil {
-			err = c.answer(some, answered)
-		}
-	}
-	if errors.Is(err, io.EOF) {
-		err = rowraft.Errorf(rowraft.CodeUnknown, "the server ended the call without an answer to this batch")
-	}
-	for i := range reqs {
-		if ok, _ := c.settle(i); ok {
-			c.done(i, nil, rpc.FromStatus(err))
-		}
-	}
-}
-
-// answer passes replies to done.
-func (c *Shared[Q, R]) answer(some []*R, answered []bool) error {
-	for _, reply := range some {
-		i := int(c.calls.batch(reply))
-		if i >= len(answered) || answered[i] {
-			return rowraft.Errorf(rowraft.CodeUnknown, "the server answered batch %d of %d, or answered it twice", i,
-				len(answered))
-		}
-		answered[i] = true
-		ok, last := c.settle(i)
-		switch d := c.calls.err(reply); {
-		case !ok: // it has left
-		case d != nil:
-			c.done(i, nil, rpc.FromDetail(d))
-		default:
-			c.done(i, reply, nil)
-		}
-		if last && slices.Contains(answered, false) { // the server still works on a batch that has left
-			c.cancel()
-		}
-	}
-	return nil
-}
-
-// Cut returns how many of n payloads, from the first one on, fit into one call: at least one.
-func Cut(n int, payload func(i int) []byte) int {
-	return rpc.Fit(min(n, rpc.MaxBatches), SharedBytes, payload)
+	return reply, rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(ctx))
 }

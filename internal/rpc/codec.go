@@ -91,8 +91,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return pullReplies.marshal(nil, m.Reply, m.payload())
 	case *rowraftv1.PullReply:
 		return pullReplies.marshal(nil, m, mem.NewBuffer(&m.Payload, Pool))
-	case []Counted:
-		return marshalAnswers(m)
+	case *Answers:
+		return m.marshal()
 	case *rowraftv1.ScanReply:
 		return scanReplies.marshal(nil, m, mem.NewBuffer(&m.Payload, Pool))
 	case *rowraftv1.PullRequest:
@@ -223,11 +223,21 @@ func (l *lister[T, M, E, EM]) add(out mem.BufferSlice, b EM, payload mem.Buffer)
 	return out, err
 }
 
-// marshalAnswers returns a PullManyReply with answers. On an error it frees all payloads.
-func marshalAnswers(answers []Counted) (out mem.BufferSlice, err error) {
-	out = make(mem.BufferSlice, 0, 3*len(answers))
-	for i := range answers {
-		a := &answers[i]
+// Answers is a PullManyReply whose payloads are counted.
+type Answers struct {
+	Number  uint64
+	Answers []Counted
+}
+
+// marshal returns the message. On an error it frees all payloads.
+func (m *Answers) marshal() (out mem.BufferSlice, err error) {
+	out = make(mem.BufferSlice, 0, 1+3*len(m.Answers))
+	head, err := proto.Marshal(&rowraftv1.PullManyReply{Number: m.Number})
+	if len(head) > 0 {
+		out = append(out, mem.SliceBuffer(head))
+	}
+	for i := range m.Answers {
+		a := &m.Answers[i]
 		if err != nil {
 			a.payload().Free()
 			continue

@@ -35,10 +35,11 @@ func hotMessages() []proto.Message {
 		&rowraftv1.HelloRequest{ClusterId: "c"},
 		&rowraftv1.ScanReply{TableEpoch: 2, AppliedIndex: 9, Payload: payload, NextSlot: 4096, NextKey: 1<<64 - 1},
 		&rowraftv1.ScanReply{}, &rowraftv1.ScanReply{NextSlot: 1},
-		&rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{pull, {}, {Shard: 2, Payload: payload[:3000]}}},
+		&rowraftv1.PullManyRequest{Number: 7, TimeoutNs: 1 << 40,
+			Batches: []*rowraftv1.PullRequest{pull, {}, {Shard: 2, Payload: payload[:3000]}}},
 		&rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{push, {Shard: 7}}},
 		&rowraftv1.PullManyRequest{}, &rowraftv1.WriteManyRequest{}, &rowraftv1.PullManyReply{},
-		&rowraftv1.PullManyReply{Answers: []*rowraftv1.PullReply{reply, {}, {Batch: 2, Payload: payload[:3000]}}},
+		&rowraftv1.PullManyReply{Number: 7, Answers: []*rowraftv1.PullReply{reply, {}, {Batch: 2, Payload: payload[:3000]}}},
 		&rowraftv1.PullReply{TableEpoch: 1, AppliedIndex: 4, Payload: payload, Batch: 63},
 		&rowraftv1.PullReply{Batch: 3, Error: &rowraftv1.ErrorDetail{Code: 5, Message: "shard 3", Leader: "n2", Term: 9}},
 	}
@@ -74,7 +75,7 @@ func TestCountedRepliesAreTaken(t *testing.T) {
 func TestAnswersTravelTogether(t *testing.T) {
 	taken := make([]int, 4)
 	var answers []Counted
-	want := &rowraftv1.PullManyReply{}
+	want := &rowraftv1.PullManyReply{Number: 300}
 	for i, bytes := range []int{0, 16, 5000, 3000} {
 		reply := &rowraftv1.PullReply{Batch: uint32(i), AppliedIndex: 9, Payload: Pool.Bytes(bytes)[:bytes]}
 		for j := range reply.Payload {
@@ -87,7 +88,7 @@ func TestAnswersTravelTogether(t *testing.T) {
 		}
 		answers = append(answers, c)
 	}
-	sent, err := Codec.Marshal(answers)
+	sent, err := Codec.Marshal(&Answers{Number: 300, Answers: answers})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,54 +10,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-const (
-	// MaxBatches limits the batches of one request.
-	MaxBatches = 64
-	// runBytes limits the payloads of pulls that one worker answers, unless there is a single one. Handing a pull to a
-	// worker, and its message, take as much CPU time as reading some 200 rows.
-	runBytes = 16 << 10
-	// answerBytes limits the rows of a message with several answers. The client reads the first ones while the next ones
-	// are found.
-	answerBytes = 64 << 10
-)
-
-// PullMany answers the batches of req on stream, concurrently. pull answers one batch. Small batches for which ready
-// reports that they wait for nothing are answered by one worker after each other, in common messages. A batch that
-// waits delays no other, unless it begins to wait right after it was found ready.
-func PullMany(workers *Workers, req *rowraftv1.PullManyRequest, stream grpc.ServerStream,
-	ready func(*rowraftv1.PullRequest) bool, pull func(context.Context, *rowraftv1.PullRequest) (Counted, error)) error {
-	c, batches := manyCall{workers: workers, stream: stream}, req.Batches
-	answer := func(i int) Counted {
-		a, err := pull(stream.Context(), batches[i])
-		if err != nil {
-			return Counted{Reply: &rowraftv1.PullReply{Batch: uint32(i), Error: Detail(err)}}
-		}
-		a.Reply.Batch = uint32(i)
-		return a
-	}
-	return c.run(len(batches), func(first int) int {
-		return Fit(len(batches)-first, runBytes, func(i int) []byte { return batches[first+i].Payload })
-	}, func(first, n int) {
-		var answers []Counted
-		bytes := 0
-		for i := first; i < first+n; i++ {
-			if n > 1 && !ready(batches[i]) {
-				c.spawn(func() { c.send([]Counted{answer(i)}) })
-				continue
-			}
-			a := answer(i)
-			size := len(a.Reply.Payload)
-			if len(answers) > 0 && bytes+size > answerBytes {
-				c.send(answers)
-				answers, bytes = nil, 0
-			}
-			answers, bytes = append(answers, a), bytes+size
-		}
-		if len(answers) > 0 {
-			c.send(answers)
-		}
-	})
-}
+// MaxBatches limits the batches of one request.
+const MaxBatches = 64
 
 // Fit returns how many of n payloads, from the first one on, have at most limit bytes together: at least one.
 func Fit(n, limit int, payload func(i int) []byte) (fit int) {
@@ -99,17 +53,17 @@ func PushStepMany(workers *Workers, req *rowraftv1.PushStepManyRequest, stream g
 // each calls answer for all batches and sends what it returns.
 func each[Q any](workers *Workers, stream grpc.ServerStream, batches []*Q,
 	answer func(context.Context, uint32, *Q) any) error {
-	c := manyCall{workers: workers, stream: stream}
+	c := manyCall{workers: workers, send: stream.SendMsg}
 	return c.run(len(batches), func(int) int { return 1 }, func(i, _ int) {
-		c.send(answer(stream.Context(), uint32(i), batches[i]))
+		c.reply(answer(stream.Context(), uint32(i), batches[i]))
 	})
 }
 
-// manyCall is one call with several batches.
+// manyCall is a request with several batches.
 type manyCall struct {
 	workers *Workers
-	stream  grpc.ServerStream
-	wg      sync.WaitGroup // the functions on workers
+	send    func(any) error // of the stream
+	wg      sync.WaitGroup  // the functions on workers
 
 	mu    sync.Mutex // held to send
 	first error      // the first error of the stream
@@ -144,11 +98,12 @@ func (c *manyCall) spawn(f func()) {
 	})
 }
 
-// send sends a message. After an error of the stream it still passes the message to the stream, which frees its memory.
-func (c *manyCall) send(m any) {
+// reply sends a message. After an error of the stream it still passes the message to the stream, which frees its
+// memory.
+func (c *manyCall) reply(m any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.stream.SendMsg(m); c.first == nil {
+	if err := c.send(m); c.first == nil {
 		c.first = err
 	}
 }

@@ -24,29 +24,36 @@ var testWorkers = NewWorkers()
 // manyServer answers batches. The ones of shard 0 wait until all others have their answers.
 type manyServer struct {
 	rowraftv1.UnimplementedTableServer
-	release chan struct{}
-	taken   atomic.Int64
+	release  chan struct{}
+	taken    atomic.Int64
+	stopping context.Context // nil: it does not stop
+	refuse   error           // every request of a stream of pulls
 }
 
-func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest,
-	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
-	ready := func(q *rowraftv1.PullRequest) bool { return q.Shard != 0 }
-	return PullMany(testWorkers, req, stream, ready, func(ctx context.Context, q *rowraftv1.PullRequest) (Counted, error) {
-		switch q.Shard {
-		case 0:
-			select {
-			case <-s.release:
-			case <-ctx.Done():
-				return Counted{}, ctx.Err()
-			}
-		case 1:
-			return Counted{}, &rowraft.NotLeaderError{Shard: 1, Term: 4, Leader: "n2"}
-		case 2:
-			return Counted{}, rowraft.Errorf(rowraft.CodeCorrupt, "not UTF-8: \xff")
+func (s *manyServer) PullMany(stream rowraftv1.Table_PullManyServer) error {
+	p := Pulls{Workers: testWorkers, Stopping: s.stopping, Check: func(context.Context) error { return s.refuse },
+		Ready: func(q *rowraftv1.PullRequest) bool { return q.Shard != 0 }, Pull: s.pullOf}
+	if p.Stopping == nil {
+		p.Stopping = context.Background()
+	}
+	return p.Serve(stream)
+}
+
+func (s *manyServer) pullOf(ctx context.Context, q *rowraftv1.PullRequest) (Counted, error) {
+	switch q.Shard {
+	case 0:
+		select {
+		case <-s.release:
+		case <-ctx.Done():
+			return Counted{}, ctx.Err()
 		}
-		reply := &rowraftv1.PullReply{AppliedIndex: uint64(q.Shard), Payload: Pool.Bytes(5000)}
-		return Counted{Reply: reply, Taken: func() { s.taken.Add(1) }}, nil
-	})
+	case 1:
+		return Counted{}, &rowraft.NotLeaderError{Shard: 1, Term: 4, Leader: "n2"}
+	case 2:
+		return Counted{}, rowraft.Errorf(rowraft.CodeCorrupt, "not UTF-8: \xff")
+	}
+	reply := &rowraftv1.PullReply{AppliedIndex: uint64(q.Shard), Payload: Pool.Bytes(5000)}
+	return Counted{Reply: reply, Taken: func() { s.taken.Add(1) }}, nil
 }
 
 func (s *manyServer) WriteMany(req *rowraftv1.WriteManyRequest,
@@ -90,6 +97,24 @@ func (s *manyServer) serve(t testing.TB, refuse map[string]func(context.Context)
 	return rowraftv1.NewTableClient(conn)
 }
 
+// openPulls opens a stream of pulls.
+func openPulls(t testing.TB, ctx context.Context, stub rowraftv1.TableClient) rowraftv1.Table_PullManyClient {
+	t.Helper()
+	stream, err := stub.PullMany(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// ask sends a request on a stream.
+func ask(t testing.TB, stream rowraftv1.Table_PullManyClient, number uint64, batches []*rowraftv1.PullRequest) {
+	t.Helper()
+	if err := stream.Send(&rowraftv1.PullManyRequest{Number: number, Batches: batches}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func shards(n int) (out []*rowraftv1.PullRequest) {
 	for i := range n {
 		out = append(out, &rowraftv1.PullRequest{Shard: uint32(i)})
@@ -101,8 +126,9 @@ func TestAnswersAreSentWhenTheyAreReady(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s := &manyServer{release: make(chan struct{})}
-	stream, err := s.serve(t, nil).PullMany(ctx, &rowraftv1.PullManyRequest{Batches: shards(5)})
-	if err != nil {
+	stream := openPulls(t, ctx, s.serve(t, nil))
+	ask(t, stream, 1, shards(5))
+	if err := stream.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
 	want := map[uint32]rowraft.Code{0: 0, 1: rowraft.CodeNotLeader, 2: rowraft.CodeCorrupt, 3: 0, 4: 0}
@@ -152,10 +178,8 @@ func TestLargePullsAreAnsweredApart(t *testing.T) {
 		for _, q := range batches {
 			q.Payload = make([]byte, want.payload)
 		}
-		stream, err := new(manyServer).serve(t, nil).PullMany(ctx, &rowraftv1.PullManyRequest{Batches: batches})
-		if err != nil {
-			t.Fatal(err)
-		}
+		stream := openPulls(t, ctx, new(manyServer).serve(t, nil))
+		ask(t, stream, 1, batches)
 		answered, most := 0, 0
 		for answered < len(batches) {
 			some, err := stream.Recv()
@@ -199,10 +223,8 @@ func TestACallerThatLeavesEndsItsBatches(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &manyServer{release: make(chan struct{})}
 	stub := s.serve(t, nil) // its cleanup waits for the handler
-	stream, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: shards(2)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := openPulls(t, ctx, stub)
+	ask(t, stream, 1, shards(2))
 	if some, err := stream.Recv(); err != nil || len(some.Answers) != 1 || some.Answers[0].Batch != 1 {
 		t.Errorf("%v, %v, want the answer to batch 1", some, err)
 	}
@@ -220,7 +242,9 @@ func TestTooManyBatchesAreRefused(t *testing.T) {
 	stub := s.serve(t, nil)
 	calls := map[string]func(n int) (grpc.ClientStream, error){
 		"PullMany": func(n int) (grpc.ClientStream, error) {
-			return stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: shards(n)})
+			stream := openPulls(t, ctx, stub)
+			ask(t, stream, 1, shards(n))
+			return stream, nil
 		},
 		"WriteMany": func(n int) (grpc.ClientStream, error) {
 			return stub.WriteMany(ctx, &rowraftv1.WriteManyRequest{Batches: empty[rowraftv1.WriteRequest](n)})
@@ -275,7 +299,7 @@ func TestSharedCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 	}
 }
 
-// BenchmarkPullMany compares one shared call with as many unary calls as it has batches.
+// BenchmarkPullMany compares unary calls, a stream for each request ("shared"), and one for all requests ("stream").
 func BenchmarkPullMany(b *testing.B) {
 	stub := new(manyServer).serve(b, nil)
 	for _, n := range []int{1, 4} {
@@ -300,18 +324,31 @@ func BenchmarkPullMany(b *testing.B) {
 		})
 		b.Run(fmt.Sprintf("shared/batches=%d", n), func(b *testing.B) {
 			for b.Loop() {
-				stream, err := stub.PullMany(b.Context(), &rowraftv1.PullManyRequest{Batches: batches})
-				for err == nil {
-					var some *rowraftv1.PullManyReply
-					some, err = stream.Recv()
-					for _, reply := range some.GetAnswers() {
-						Pool.Release(reply.Payload)
-					}
-				}
-				if !errors.Is(err, io.EOF) {
-					b.Fatal(err)
-				}
+				ctx, cancel := context.WithCancel(b.Context())
+				pullOnce(b, openPulls(b, ctx, stub), batches)
+				cancel()
 			}
 		})
+		b.Run(fmt.Sprintf("stream/batches=%d", n), func(b *testing.B) {
+			stream := openPulls(b, b.Context(), stub)
+			for b.Loop() {
+				pullOnce(b, stream, batches)
+			}
+		})
+	}
+}
+
+// pullOnce makes a request on a stream and reads its answers.
+func pullOnce(b *testing.B, stream rowraftv1.Table_PullManyClient, batches []*rowraftv1.PullRequest) {
+	ask(b, stream, 1, batches)
+	for answers := 0; answers < len(batches); {
+		some, err := stream.Recv()
+		if err != nil {
+			b.Fatal(err)
+		}
+		answers += len(some.Answers)
+		for _, reply := range some.Answers {
+			Pool.Release(reply.Payload)
+		}
 	}
 }

@@ -25,10 +25,6 @@ const (
 	maxConnAge   = time.Hour
 	connAgeGrace = 2 * time.Hour
 
-	// streamWorkers goroutines serve the calls, and a new goroutine each call that finds all of them busy. The stack of a
-	// worker has grown by earlier calls: growing it took 8 % of the CPU time of pulls.
-	streamWorkers = 32
-
 	windowBytes = 8 << 20
 	bufferBytes = 256 << 10
 )
@@ -56,7 +52,6 @@ func ServerOptions(source *certs.Source) []grpc.ServerOption {
 		grpc.ForceServerCodecV2(Codec),
 		experimental.BufferPool(Pool),
 		grpc.MaxConcurrentStreams(256),
-		grpc.NumStreamWorkers(streamWorkers),
 		grpc.ConnectionTimeout(5 * time.Second),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.MaxRecvMsgSize(MaxRequestBytes),

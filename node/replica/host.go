@@ -131,6 +131,14 @@ func (h *Host) Register(s grpc.ServiceRegistrar) {
 // Map returns the map that the replicas follow; nil before the first one.
 func (h *Host) Map() *clustermap.Map { return h.cluster.Load() }
 
+// CheckCluster refuses a call for another cluster.
+func (h *Host) CheckCluster(ctx context.Context) error {
+	if m := h.Map(); m != nil {
+		return rpc.CheckCluster(ctx, m.Cluster)
+	}
+	return nil
+}
+
 // Run reads rows for damage and removes expired rows, until ctx ends.
 func (h *Host) Run(ctx context.Context) {
 	var wg sync.WaitGroup

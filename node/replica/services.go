@@ -74,12 +74,13 @@ func (s *tableService) write(ctx context.Context, req *rowraftv1.WriteRequest) (
 }
 
 // PullMany answers each batch as Pull does.
-func (s *tableService) PullMany(req *rowraftv1.PullManyRequest,
-	stream grpc.ServerStreamingServer[rowraftv1.PullManyReply]) error {
-	return rpc.PullMany(s.h.batches, req, stream, s.pullsAtOnce,
-		func(ctx context.Context, q *rowraftv1.PullRequest) (rpc.Counted, error) {
+func (s *tableService) PullMany(
+	stream grpc.BidiStreamingServer[rowraftv1.PullManyRequest, rowraftv1.PullManyReply]) error {
+	p := rpc.Pulls{Workers: s.h.batches, Stopping: s.h.opts.Stopping, Check: s.h.CheckCluster, Ready: s.pullsAtOnce,
+		Pull: func(ctx context.Context, q *rowraftv1.PullRequest) (rpc.Counted, error) {
 			return admit.CountReply(ctx, func(ctx context.Context) (*rowraftv1.PullReply, error) { return s.Pull(ctx, q) })
-		})
+		}}
+	return p.Serve(stream)
 }
 
 // WriteMany applies each batch as Write does.

@@ -424,7 +424,9 @@ func (x *PullReply) GetWithoutReplica() bool {
 
 type PullManyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Batches       []*PullRequest         `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"` // at most 64
+	Batches       []*PullRequest         `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"`                       // at most 64
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`                        // of the request; each reply to it has this number
+	TimeoutNs     uint64                 `protobuf:"varint,3,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // batches without an answer by then fail; 0: no limit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -466,10 +468,25 @@ func (x *PullManyRequest) GetBatches() []*PullRequest {
 	return nil
 }
 
+func (x *PullManyRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *PullManyRequest) GetTimeoutNs() uint64 {
+	if x != nil {
+		return x.TimeoutNs
+	}
+	return 0
+}
+
 // PullManyReply is the answers to some batches.
 type PullManyReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Answers       []*PullReply           `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"` // of the request
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -509,6 +526,13 @@ func (x *PullManyReply) GetAnswers() []*PullReply {
 		return x.Answers
 	}
 	return nil
+}
+
+func (x *PullManyReply) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 type WriteRequest struct {
@@ -1856,11 +1880,15 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x05batch\x18\x06 \x01(\rR\x05batch\x12-\n" +
 	"\x05error\x18\a \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\x12\x18\n" +
 	"\afetched\x18\v \x01(\rR\afetched\x12'\n" +
-	"\x0fwithout_replica\x18\f \x01(\bR\x0ewithoutReplica\"D\n" +
+	"\x0fwithout_replica\x18\f \x01(\bR\x0ewithoutReplica\"{\n" +
 	"\x0fPullManyRequest\x121\n" +
-	"\abatches\x18\x01 \x03(\v2\x17.rowraft.v1.PullRequestR\abatches\"@\n" +
+	"\abatches\x18\x01 \x03(\v2\x17.rowraft.v1.PullRequestR\abatches\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x1d\n" +
+	"\n" +
+	"timeout_ns\x18\x03 \x01(\x04R\ttimeoutNs\"X\n" +
 	"\rPullManyReply\x12/\n" +
-	"\aanswers\x18\x01 \x03(\v2\x15.rowraft.v1.PullReplyR\aanswers\"\x8c\x02\n" +
+	"\aanswers\x18\x01 \x03(\v2\x15.rowraft.v1.PullReplyR\aanswers\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\"\x8c\x02\n" +
 	"\fWriteRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -2003,11 +2031,11 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +
 	"\x11STEP_OUTCOME_HELD\x10\x02\x12\x18\n" +
-	"\x14STEP_OUTCOME_MISSING\x10\x032\xb5\x05\n" +
+	"\x14STEP_OUTCOME_MISSING\x10\x032\xb7\x05\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x129\n" +
-	"\x05Write\x12\x18.rowraft.v1.WriteRequest\x1a\x16.rowraft.v1.WriteReply\x12D\n" +
-	"\bPullMany\x12\x1b.rowraft.v1.PullManyRequest\x1a\x19.rowraft.v1.PullManyReply0\x01\x12C\n" +
+	"\x05Write\x12\x18.rowraft.v1.WriteRequest\x1a\x16.rowraft.v1.WriteReply\x12F\n" +
+	"\bPullMany\x12\x1b.rowraft.v1.PullManyRequest\x1a\x19.rowraft.v1.PullManyReply(\x010\x01\x12C\n" +
 	"\tWriteMany\x12\x1c.rowraft.v1.WriteManyRequest\x1a\x16.rowraft.v1.WriteReply0\x01\x128\n" +
 	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12B\n" +
 	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12L\n" +

@@ -53,13 +53,18 @@ type TableClient interface {
 	// incarnation, shard, seq). The reply comes after the entry is on a majority of disks
 	// and applied here.
 	Write(ctx context.Context, in *WriteRequest, opts ...grpc.CallOption) (*WriteReply, error)
-	// PullMany makes several pulls in one call. Each batch is checked and admitted as a Pull of
+	// PullMany makes several pulls in one request. Each batch is checked and admitted as a Pull of
 	// its own. Its answer is sent when it is ready, those of small batches together: answers come
 	// in any order. An answer names its batch, and has an error in place of rows if the batch
-	// failed. The call itself fails only before the first answer, or when the connection breaks.
+	// failed. The stream itself fails only between two requests, or when the connection breaks.
 	// Servers do not forward it.
-	PullMany(ctx context.Context, in *PullManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullManyReply], error)
-	// WriteMany is to Write what PullMany is to Pull, with a message for each answer.
+	//
+	// A stream may have any number of requests, one after the other: the server reads the next one
+	// when it has answered all batches. A new call for each request takes twice the CPU time. A
+	// server that stops ends the stream between two requests, without an error.
+	PullMany(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PullManyRequest, PullManyReply], error)
+	// WriteMany writes several batches, each as Write does. It answers as PullMany does, with a
+	// message for each answer.
 	WriteMany(ctx context.Context, in *WriteManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WriteReply], error)
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
@@ -71,7 +76,7 @@ type TableClient interface {
 	// is applied, or, after some 0.4 s, that it holds the part: ask again with probe.
 	// The same part may be sent any number of times.
 	PushStep(ctx context.Context, in *PushStepRequest, opts ...grpc.CallOption) (*PushStepReply, error)
-	// PushStepMany is to PushStep what PullMany is to Pull.
+	// PushStepMany is to PushStep what WriteMany is to Write.
 	PushStepMany(ctx context.Context, in *PushStepManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PushStepReply], error)
 	// WaitClock waits, some 0.4 s at most, until the slowest worker of a job has reached
 	// a clock; leader of the job's clock shard only.
@@ -110,24 +115,18 @@ func (c *tableClient) Write(ctx context.Context, in *WriteRequest, opts ...grpc.
 	return out, nil
 }
 
-func (c *tableClient) PullMany(ctx context.Context, in *PullManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullManyReply], error) {
+func (c *tableClient) PullMany(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PullManyRequest, PullManyReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[0], Table_PullMany_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	x := &grpc.GenericClientStream[PullManyRequest, PullManyReply]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
 	return x, nil
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Table_PullManyClient = grpc.ServerStreamingClient[PullManyReply]
+type Table_PullManyClient = grpc.BidiStreamingClient[PullManyRequest, PullManyReply]
 
 func (c *tableClient) WriteMany(ctx context.Context, in *WriteManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WriteReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -245,13 +244,18 @@ type TableServer interface {
 	// incarnation, shard, seq). The reply comes after the entry is on a majority of disks
 	// and applied here.
 	Write(context.Context, *WriteRequest) (*WriteReply, error)
-	// PullMany makes several pulls in one call. Each batch is checked and admitted as a Pull of
+	// PullMany makes several pulls in one request. Each batch is checked and admitted as a Pull of
 	// its own. Its answer is sent when it is ready, those of small batches together: answers come
 	// in any order. An answer names its batch, and has an error in place of rows if the batch
-	// failed. The call itself fails only before the first answer, or when the connection breaks.
+	// failed. The stream itself fails only between two requests, or when the connection breaks.
 	// Servers do not forward it.
-	PullMany(*PullManyRequest, grpc.ServerStreamingServer[PullManyReply]) error
-	// WriteMany is to Write what PullMany is to Pull, with a message for each answer.
+	//
+	// A stream may have any number of requests, one after the other: the server reads the next one
+	// when it has answered all batches. A new call for each request takes twice the CPU time. A
+	// server that stops ends the stream between two requests, without an error.
+	PullMany(grpc.BidiStreamingServer[PullManyRequest, PullManyReply]) error
+	// WriteMany writes several batches, each as Write does. It answers as PullMany does, with a
+	// message for each answer.
 	WriteMany(*WriteManyRequest, grpc.ServerStreamingServer[WriteReply]) error
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
@@ -263,7 +267,7 @@ type TableServer interface {
 	// is applied, or, after some 0.4 s, that it holds the part: ask again with probe.
 	// The same part may be sent any number of times.
 	PushStep(context.Context, *PushStepRequest) (*PushStepReply, error)
-	// PushStepMany is to PushStep what PullMany is to Pull.
+	// PushStepMany is to PushStep what WriteMany is to Write.
 	PushStepMany(*PushStepManyRequest, grpc.ServerStreamingServer[PushStepReply]) error
 	// WaitClock waits, some 0.4 s at most, until the slowest worker of a job has reached
 	// a clock; leader of the job's clock shard only.
@@ -288,7 +292,7 @@ func (UnimplementedTableServer) Pull(context.Context, *PullRequest) (*PullReply,
 func (UnimplementedTableServer) Write(context.Context, *WriteRequest) (*WriteReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Write not implemented")
 }
-func (UnimplementedTableServer) PullMany(*PullManyRequest, grpc.ServerStreamingServer[PullManyReply]) error {
+func (UnimplementedTableServer) PullMany(grpc.BidiStreamingServer[PullManyRequest, PullManyReply]) error {
 	return status.Error(codes.Unimplemented, "method PullMany not implemented")
 }
 func (UnimplementedTableServer) WriteMany(*WriteManyRequest, grpc.ServerStreamingServer[WriteReply]) error {
@@ -370,15 +374,11 @@ func _Table_Write_Handler(srv interface{}, ctx context.Context, dec func(interfa
 }
 
 func _Table_PullMany_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(PullManyRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(TableServer).PullMany(m, &grpc.GenericServerStream[PullManyRequest, PullManyReply]{ServerStream: stream})
+	return srv.(TableServer).PullMany(&grpc.GenericServerStream[PullManyRequest, PullManyReply]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Table_PullManyServer = grpc.ServerStreamingServer[PullManyReply]
+type Table_PullManyServer = grpc.BidiStreamingServer[PullManyRequest, PullManyReply]
 
 func _Table_WriteMany_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WriteManyRequest)
@@ -522,6 +522,7 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "PullMany",
 			Handler:       _Table_PullMany_Handler,
 			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "WriteMany",
