@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math/bits"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,21 +17,29 @@ import (
 )
 
 const (
-	// maxIdle limits the idle streams to one server: a server allows 256 calls on a connection, and idle streams count.
-	maxIdle = 64
-	// idleFor is how long a stream is kept that is not used.
+	// maxKept limits the streams to one server that stay open after their first call. A server allows 256 calls on a
+	// connection, and an open stream is one of them.
+	maxKept = 64
+	// idleFor is how long a stream is kept that is not used, about: at most twice as long.
 	idleFor = time.Minute
-	// maxAge is the age at which a stream is given up, so that a connection that the server wants to end ends.
+	// maxAge is the age at which a stream ends after its call, so that a connection past its maximum age can close.
 	maxAge = 10 * time.Minute
 )
 
-// Pool has the idle streams of one client.
+// Pool has the streams of one client.
 type Pool struct {
 	ctx   context.Context // ends all streams
 	conns *route.Pool
 
-	mu   sync.Mutex
-	idle map[string][]*stream // by the address of the server; the one last used is the last
+	mu      sync.Mutex
+	servers map[string]*streams // by address; without those that have none
+	sweeps  bool                // a timer calls sweep
+}
+
+// streams are the streams to one server that are kept.
+type streams struct {
+	idle []*stream // the one last used is the last
+	kept int       // these, and those that belong to a call
 }
 
 // stream is a stream that has no request, or belongs to one call.
@@ -38,13 +47,14 @@ type stream struct {
 	rowraftv1.Table_PullManyClient
 	cancel       context.CancelFunc
 	home         rowraft.ClusterID
+	kept         bool // it stays open after its call
 	opened, used time.Time
 	number       uint64 // of the last request
 }
 
 // New returns a pool without streams, on connections of conns. The end of ctx ends all streams.
 func New(ctx context.Context, conns *route.Pool) *Pool {
-	return &Pool{ctx: ctx, conns: conns, idle: make(map[string][]*stream)}
+	return &Pool{ctx: ctx, conns: conns, servers: make(map[string]*streams)}
 }
 
 // call is one request of a Pool.
@@ -56,8 +66,7 @@ type call struct {
 	batches []*rowraftv1.PullRequest
 
 	s        *stream
-	reused   bool        // s had other requests before, and nothing has come for this one
-	detach   func() bool // ends the tie between ctx and s; false: ctx has ended
+	detach   func() bool // stops the function that cancels s when ctx ends; false: it runs, or has run
 	answered uint64      // a bit for each batch
 }
 
@@ -72,22 +81,14 @@ func (p *Pool) Call(ctx context.Context, home rowraft.ClusterID, addr string,
 // send sends the request on an idle stream or, if that has ended, on a new one.
 func (c *call) send() error {
 	if c.s = c.p.take(c.addr, c.home); c.s != nil {
-		c.reused = true
 		c.detach = context.AfterFunc(c.ctx, c.s.cancel)
 		if c.sendOn() == nil {
 			return nil
 		}
-	}
-	return c.sendOnNew()
-}
-
-func (c *call) sendOnNew() error {
-	if c.s != nil {
 		c.drop()
 	}
-	c.reused = false
 	ctx, cancel := context.WithCancel(rpc.WithCluster(c.p.ctx, c.home))
-	c.s = &stream{cancel: cancel, home: c.home, opened: time.Now()}
+	c.s = &stream{cancel: cancel, home: c.home, opened: time.Now(), kept: c.p.keep(c.addr)}
 	c.detach = context.AfterFunc(c.ctx, cancel)
 	conn, err := c.p.conns.Get(c.addr)
 	if err == nil {
@@ -118,27 +119,24 @@ func (c *call) next() ([]*rowraftv1.PullReply, error) {
 		return nil, io.EOF
 	}
 	reply, err := c.s.Recv()
-	if errors.Is(err, io.EOF) && c.reused { // the server has ended the stream before it read the request
-		if err = c.sendOnNew(); err != nil {
-			return nil, err
-		}
-		reply, err = c.s.Recv()
-	}
 	if err == nil {
 		err = c.check(reply)
 	}
 	if err != nil {
 		return nil, c.fail(err)
 	}
-	c.reused = false
-	if bits.OnesCount64(c.answered) == len(c.batches) && c.detach() {
-		c.p.put(c.addr, c.s)
+	if bits.OnesCount64(c.answered) == len(c.batches) {
+		if c.detach() {
+			c.p.put(c.addr, c.s)
+		} else {
+			c.p.end(c.addr, c.s)
+		}
 	}
 	return reply.Answers, nil
 }
 
-// check refuses a reply to another request, and a second answer to a batch: a stream that had one of these would give
-// later requests wrong rows.
+// check refuses a reply to another request, and a second answer to a batch: after one of these, later requests on the
+// stream would get the rows of other keys.
 func (c *call) check(reply *rowraftv1.PullManyReply) error {
 	if reply.Number != c.s.number {
 		return rowraft.Errorf(rowraft.CodeUnknown, "the server answered request %d of a stream, want %d", reply.Number,
@@ -164,43 +162,105 @@ func (c *call) fail(err error) error {
 	if c.ctx.Err() != nil {
 		return rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(c.ctx))
 	}
+	if errors.Is(err, io.EOF) {
+		return rowraft.Errorf(rowraft.CodeClosing, "the server is stopping and has not read the request")
+	}
 	return err
 }
 
 // drop ends the stream of the call.
 func (c *call) drop() {
 	c.detach()
-	c.s.cancel()
+	c.p.end(c.addr, c.s)
 }
 
 // take returns the idle stream to addr that was used last; nil: none.
 func (p *Pool) take(addr string, home rowraft.ClusterID) *stream {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	idle := p.idle[addr]
-	for len(idle) > 0 {
-		s := idle[len(idle)-1]
-		idle[len(idle)-1] = nil
-		idle = idle[:len(idle)-1]
-		p.idle[addr] = idle
-		if s.home == home && time.Since(s.opened) < maxAge {
+	for t := p.servers[addr]; t != nil && len(t.idle) > 0; {
+		last := len(t.idle) - 1
+		s := t.idle[last]
+		t.idle[last] = nil
+		t.idle = t.idle[:last]
+		if s.home == home {
 			return s
 		}
-		s.cancel()
+		p.endLocked(addr, s)
 	}
 	return nil
 }
 
-// put makes s idle, and ends the stream that was idle for longest if it is not needed.
+// keep reports whether one more stream to addr may be kept, and counts it.
+func (p *Pool) keep(addr string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.servers[addr]
+	if t == nil {
+		t = &streams{}
+		p.servers[addr] = t
+	}
+	if t.kept == maxKept {
+		return false
+	}
+	t.kept++
+	return true
+}
+
+// put makes s idle, or ends it.
 func (p *Pool) put(addr string, s *stream) {
 	s.used = time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	idle := append(p.idle[addr], s)
-	if first := idle[0]; len(idle) > maxIdle || s.used.Sub(first.used) > idleFor {
-		first.cancel()
-		idle[0] = nil
-		idle = idle[1:]
+	if !s.kept || s.used.Sub(s.opened) > maxAge {
+		p.endLocked(addr, s)
+		return
 	}
-	p.idle[addr] = idle
+	t := p.servers[addr]
+	if t.idle = append(t.idle, s); !p.sweeps {
+		p.sweeps = true
+		time.AfterFunc(idleFor, p.sweep)
+	}
+}
+
+// sweep ends the streams that were not used for idleFor.
+func (p *Pool) sweep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sweeps = false
+	for addr, t := range p.servers {
+		n := 0
+		for n < len(t.idle) && (time.Since(t.idle[n].used) >= idleFor || p.ctx.Err() != nil) {
+			n++
+		}
+		for _, s := range t.idle[:n] {
+			p.endLocked(addr, s)
+		}
+		t.idle = slices.Delete(t.idle, 0, n)
+		p.sweeps = p.sweeps || len(t.idle) > 0
+	}
+	if p.sweeps {
+		time.AfterFunc(idleFor, p.sweep)
+	}
+}
+
+// end ends s.
+func (p *Pool) end(addr string, s *stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.endLocked(addr, s)
+}
+
+// endLocked is end. It does nothing if s has ended.
+// REQUIRES: p.mu is held.
+func (p *Pool) endLocked(addr string, s *stream) {
+	s.cancel()
+	if !s.kept {
+		return
+	}
+	s.kept = false
+	t := p.servers[addr]
+	if t.kept--; t.kept == 0 {
+		delete(p.servers, addr)
+	}
 }

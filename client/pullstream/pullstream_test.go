@@ -141,21 +141,20 @@ func TestStreamsAreUsedAgain(t *testing.T) {
 	}
 }
 
-// A server may end a stream between two requests: the next call is made on another stream.
-func TestAStreamThatHasEndedIsReplaced(t *testing.T) {
-	for _, late := range []bool{false, true} { // the client has sent the request when the stream ends
+// A server may end a stream between two requests. A call that finds it so is made on another one. A call that has sent
+// its request fails, and its caller asks elsewhere: the server is stopping.
+func TestAStreamThatHasEnded(t *testing.T) {
+	for _, late := range []bool{false, true} { // the client has sent a request when the stream ends
 		s := &server{}
-		again, ended := make(chan struct{}), false
+		first := true
 		s.answer = func(stream rowraftv1.Table_PullManyServer, req *rowraftv1.PullManyRequest) error {
-			if req.Batches[0].Shard == 2 && !ended {
-				ended = true
+			if late && req.Batches[0].Shard == 2 {
 				return io.EOF // as if it had not been read
 			}
-			if err := echo(stream, req); err != nil || late || ended {
+			if err := echo(stream, req); err != nil || late || !first {
 				return err
 			}
-			defer close(again)
-			ended = true
+			first = false
 			return io.EOF
 		}
 		p, addr := s.start(t)
@@ -163,14 +162,14 @@ func TestAStreamThatHasEndedIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !late {
-			<-again
 			<-s.ended
+			for p.servers[addr].idle[0].Send(&rowraftv1.PullManyRequest{}) == nil { // until the client knows
+				time.Sleep(time.Millisecond)
+			}
 		}
-		if err := pull(patience(t), p, addr, 2); err != nil {
-			t.Errorf("late=%v: %v", late, err)
-		}
-		if got := s.counts(); len(got) != 2 {
-			t.Errorf("late=%v: requests on streams %v, want two streams", late, got)
+		err := pull(patience(t), p, addr, 2)
+		if want := []rowraft.Code{0, rowraft.CodeClosing}[len(s.counts())%2]; rowraft.CodeOf(err) != want || late == (err == nil) {
+			t.Errorf("late=%v: %v, want code %v", late, err, want)
 		}
 	}
 }
@@ -254,8 +253,8 @@ func TestACallerThatLeavesEndsItsStream(t *testing.T) {
 		t.Errorf("%v, want CodeDeadline and the cause", err)
 	}
 	<-s.ended
-	if idle := p.idle[addr]; len(idle) != 0 {
-		t.Errorf("%d streams are idle, want none", len(idle))
+	if len(p.servers) != 0 {
+		t.Errorf("streams are left: %v", p.servers)
 	}
 }
 
@@ -263,39 +262,110 @@ func TestACallerThatLeavesEndsItsStream(t *testing.T) {
 func TestStreamsThatAreNotNeededEnd(t *testing.T) {
 	s := &server{answer: echo}
 	p, addr := s.start(t)
-	open := func() *stream {
+	use := func() *streams {
 		if err := pull(patience(t), p, addr, 1); err != nil {
 			t.Fatal(err)
 		}
-		return p.idle[addr][len(p.idle[addr])-1]
+		return p.servers[addr]
 	}
-	open().opened = time.Now().Add(-maxAge)
-	open()
+	use().idle[0].home = "another"
+	use().idle[0].opened = time.Now().Add(-2 * maxAge)
 	<-s.ended
-	open().home = "another"
-	open()
+	if use() != nil { // the stream has ended after its call
+		t.Errorf("an old stream is kept")
+	}
 	<-s.ended
-	if n := len(s.counts()); n != 3 {
-		t.Fatalf("%d streams, want 3", n)
+	var all []*stream
+	for range 3 {
+		use()
+		all = append(all, p.take(addr, "c"))
 	}
-	first := p.take(addr, "c")
-	open()
-	p.put(addr, first)
-	if p.idle[addr][0].used = time.Now().Add(-2 * idleFor); len(p.idle[addr]) != 2 {
-		t.Fatalf("%d streams are idle, want 2", len(p.idle[addr]))
+	for _, s := range all {
+		p.put(addr, s)
 	}
-	open() // on first
+	if n := len(p.servers[addr].idle); n != 3 {
+		t.Fatalf("%d streams are idle, want 3", n)
+	}
+	all[0].used = time.Now().Add(-idleFor)
+	p.sweep()
 	<-s.ended
-	if len(p.idle[addr]) != 1 || p.idle[addr][0] != first {
-		t.Errorf("%d streams are idle, want the one that is used", len(p.idle[addr]))
+	if idle := p.servers[addr].idle; len(idle) != 2 || idle[0] != all[1] || !p.sweeps {
+		t.Errorf("%d streams are idle, want the two that were used, and a timer for them (%v)", len(idle), p.sweeps)
 	}
-	for range maxIdle {
-		p.put(addr, &stream{cancel: func() {}, home: "c", opened: time.Now()})
+	all[1].used, all[2].used = all[0].used, all[0].used
+	p.sweep()
+	if len(p.servers) != 0 || p.sweeps {
+		t.Errorf("%v is left, want nothing, and no timer (%v)", p.servers, p.sweeps)
 	}
-	<-s.ended // the stream of the server is the first that goes
-	if n := len(p.idle[addr]); n != maxIdle {
-		t.Errorf("%d streams are idle, want at most %d", n, maxIdle)
+}
+
+// A client with more concurrent calls than a connection may have does not keep its other calls from the connection.
+func TestManyCallersLeaveRoom(t *testing.T) {
+	const callers = 300
+	s := &server{answer: func(stream rowraftv1.Table_PullManyServer, req *rowraftv1.PullManyRequest) error {
+		time.Sleep(time.Millisecond)
+		return echo(stream, req)
+	}}
+	p, addr := s.start(t)
+	p.conns = route.NewPool(nil, nil, 1)
+	defer p.conns.Close()
+	var wg sync.WaitGroup
+	other := make(chan struct{}) // closed after a call that is no pull of the pool
+	for caller := range uint32(callers) {
+		wg.Go(func() {
+			for {
+				select {
+				case <-other:
+					return
+				default:
+				}
+				if err := pull(patience(t), p, addr, 2*caller); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
 	}
+	defer wg.Wait()
+	defer close(other)
+	for len(s.counts()) < callers {
+		time.Sleep(time.Millisecond)
+	}
+	conn, err := p.conns.Get(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = rowraftv1.NewTableClient(conn).WaitClock(patience(t), &rowraftv1.WaitClockRequest{})
+	if rowraft.CodeOf(err) != rowraft.CodeVersionTooNew { // the server has no such call
+		t.Errorf("another call: %v", err)
+	}
+}
+
+// The end of a client ends its calls and its idle streams.
+func TestAClientThatClosesEndsItsStreams(t *testing.T) {
+	arrived := make(chan struct{}, 1)
+	s := &server{}
+	s.answer = func(stream rowraftv1.Table_PullManyServer, req *rowraftv1.PullManyRequest) error {
+		if req.Batches[0].Shard == 1 {
+			return echo(stream, req)
+		}
+		arrived <- struct{}{}
+		<-stream.Context().Done()
+		return nil
+	}
+	p, addr := s.start(t)
+	ctx, end := context.WithCancel(t.Context())
+	p.ctx = ctx
+	if err := pull(patience(t), p, addr, 1); err != nil {
+		t.Fatal(err)
+	}
+	idle := p.take(addr, "c")
+	go func() { <-arrived; p.put(addr, idle); end() }()
+	if err := pull(patience(t), p, addr, 5); err == nil {
+		t.Error("a call succeeded without an answer")
+	}
+	<-s.ended
+	<-s.ended
 }
 
 // A call to a server that cannot be reached ends.

@@ -31,8 +31,7 @@ type Server struct {
 }
 
 // Calls are the two ways to send a request Q: alone, or with others in one call whose replies R come as
-// they are ready and name their batch. A call for one batch stays unary, because a stream costs a third
-// more (client/DESIGN.md).
+// they are ready and name their batch.
 type Calls[Q any, R Reply] struct {
 	alone   func(context.Context, rowraftv1.TableClient, *Q) (R, error)
 	shared  func(context.Context, rowraftv1.TableClient, []*Q) (Replies[R], error)

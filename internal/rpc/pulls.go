@@ -31,11 +31,15 @@ type Pulls struct {
 }
 
 // Serve answers the requests of a stream, one after the other, until the client ends the stream. When the server stops,
-// it answers the present request and then ends the stream.
+// it answers the present request and then ends the stream. The stream also ends with its connection, and that with the
+// certificate of the caller (package certs).
 //
 // gRPC ends a stream when its handler returns, and nothing else ends a wait for the next request. So requests are
 // received on a goroutine of their own.
 func (p *Pulls) Serve(stream grpc.BidiStreamingServer[rowraftv1.PullManyRequest, rowraftv1.PullManyReply]) error {
+	if p.Stopping.Err() != nil {
+		return nil
+	}
 	s := &pullStream{p: p, stream: stream}
 	ended := make(chan error, 1)
 	go func() { ended <- s.run() }()
@@ -107,9 +111,6 @@ func (s *pullStream) stop() (idle bool) {
 // each other, in common messages. A batch that waits delays no other.
 func (s *pullStream) answer(req *rowraftv1.PullManyRequest) error {
 	ctx := s.stream.Context()
-	if err := connectedCaller(ctx).current(); err != nil {
-		return err
-	}
 	if err := s.p.Check(ctx); err != nil {
 		return err
 	}

@@ -56,12 +56,12 @@ type TableClient interface {
 	// PullMany makes several pulls in one request. Each batch is checked and admitted as a Pull of
 	// its own. Its answer is sent when it is ready, those of small batches together: answers come
 	// in any order. An answer names its batch, and has an error in place of rows if the batch
-	// failed. The stream itself fails only between two requests, or when the connection breaks.
-	// Servers do not forward it.
+	// failed. Servers do not forward it.
 	//
 	// A stream may have any number of requests, one after the other: the server reads the next one
-	// when it has answered all batches. A new call for each request takes twice the CPU time. A
-	// server that stops ends the stream between two requests, without an error.
+	// when it has answered all batches. A new call for each request takes twice the CPU time. The
+	// server may end the stream in place of the answers to a request: with an error, or without one
+	// when it stops.
 	PullMany(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PullManyRequest, PullManyReply], error)
 	// WriteMany writes several batches, each as Write does. It answers as PullMany does, with a
 	// message for each answer.
@@ -247,12 +247,12 @@ type TableServer interface {
 	// PullMany makes several pulls in one request. Each batch is checked and admitted as a Pull of
 	// its own. Its answer is sent when it is ready, those of small batches together: answers come
 	// in any order. An answer names its batch, and has an error in place of rows if the batch
-	// failed. The stream itself fails only between two requests, or when the connection breaks.
-	// Servers do not forward it.
+	// failed. Servers do not forward it.
 	//
 	// A stream may have any number of requests, one after the other: the server reads the next one
-	// when it has answered all batches. A new call for each request takes twice the CPU time. A
-	// server that stops ends the stream between two requests, without an error.
+	// when it has answered all batches. A new call for each request takes twice the CPU time. The
+	// server may end the stream in place of the answers to a request: with an error, or without one
+	// when it stops.
 	PullMany(grpc.BidiStreamingServer[PullManyRequest, PullManyReply]) error
 	// WriteMany writes several batches, each as Write does. It answers as PullMany does, with a
 	// message for each answer.
