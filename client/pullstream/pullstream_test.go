@@ -162,14 +162,13 @@ func TestAStreamThatHasEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !late {
-			<-s.ended
-			for p.servers[addr].idle[0].Send(&rowraftv1.PullManyRequest{}) == nil { // until the client knows
-				time.Sleep(time.Millisecond)
+			if _, err := p.servers[addr].idle[0].Recv(); !errors.Is(err, io.EOF) { // then the client knows
+				t.Fatal(err)
 			}
 		}
 		err := pull(patience(t), p, addr, 2)
-		if want := []rowraft.Code{0, rowraft.CodeClosing}[len(s.counts())%2]; rowraft.CodeOf(err) != want || late == (err == nil) {
-			t.Errorf("late=%v: %v, want code %v", late, err, want)
+		if rowraft.CodeOf(err) != map[bool]rowraft.Code{true: rowraft.CodeClosing}[late] {
+			t.Errorf("late=%v: %v, want CodeClosing for a late end only", late, err)
 		}
 	}
 }
@@ -302,10 +301,7 @@ func TestStreamsThatAreNotNeededEnd(t *testing.T) {
 // A client with more concurrent calls than a connection may have does not keep its other calls from the connection.
 func TestManyCallersLeaveRoom(t *testing.T) {
 	const callers = 300
-	s := &server{answer: func(stream rowraftv1.Table_PullManyServer, req *rowraftv1.PullManyRequest) error {
-		time.Sleep(time.Millisecond)
-		return echo(stream, req)
-	}}
+	s := &server{answer: echo}
 	p, addr := s.start(t)
 	p.conns = route.NewPool(nil, nil, 1)
 	defer p.conns.Close()
@@ -328,8 +324,12 @@ func TestManyCallersLeaveRoom(t *testing.T) {
 	}
 	defer wg.Wait()
 	defer close(other)
-	for len(s.counts()) < callers {
-		time.Sleep(time.Millisecond)
+	for ctx := patience(t); len(s.counts()) < callers; {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("%d callers have got a stream", len(s.counts()))
+		}
 	}
 	conn, err := p.conns.Get(addr)
 	if err != nil {
