@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/route"
+	"github.com/rowraft/rowraft/internal/rpc"
 )
 
 // errClosed is the error of calls that run while Close runs, or after it.
@@ -18,13 +19,15 @@ type lifetime struct {
 	ctx    context.Context // ends when Close begins
 	cancel context.CancelFunc
 
+	workers *rpc.Workers
+
 	mu     sync.Mutex
 	closed bool
 	wg     sync.WaitGroup // spawn adds to it under mu, so that end never waits while it grows
 }
 
 func newLifetime() *lifetime {
-	l := &lifetime{}
+	l := &lifetime{workers: rpc.NewWorkers()}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	return l
 }
@@ -37,17 +40,24 @@ func (l *lifetime) end() (first bool) {
 	l.mu.Unlock()
 	l.cancel()
 	l.wg.Wait()
+	if first {
+		l.workers.Close()
+	}
 	return first
 }
 
-// spawn runs f on a goroutine that Close waits for, or reports that Close has begun.
+// spawn runs f on another goroutine, for which Close waits, or reports that Close has begun.
 func (l *lifetime) spawn(f func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return errClosed
 	}
-	l.wg.Go(f)
+	l.wg.Add(1)
+	l.workers.Run(func() {
+		defer l.wg.Done()
+		f()
+	})
 	return nil
 }
 
