@@ -132,7 +132,7 @@ func Open(opts Options) (*Store, error) {
 	}, s.marks)
 	s.shared = transport.NewShared(s.port.Layer(peer.ServerGroup, serverMember{s}), opts.Logger)
 	s.wg.Go(s.watchDisk)
-	s.wg.Go(s.compactRows)
+	s.wg.Go(s.tidyRows)
 	s.wg.Go(func() { s.timers.Run(s.stop) })
 	go s.keepMarks()
 	return s, nil
@@ -166,18 +166,21 @@ func openRows(opts *Options, reg *registry.Registry) (*raftlog.Shared, error) {
 // rowsDir is the directory of the shared log, below that of the store.
 const rowsDir = "log"
 
-// compactEvery is the time between two checks of the size of the shared log.
-const compactEvery = time.Second
+// tidyEvery is the time between two checks of the shared log.
+const tidyEvery = time.Second
 
-// compactRows keeps the shared log from growing because of a group that needs old entries.
-func (s *Store) compactRows() {
-	t := time.NewTicker(compactEvery)
+// tidyRows keeps the shared log from growing because of a group that needs old entries, and prepares its files.
+func (s *Store) tidyRows() {
+	t := time.NewTicker(tidyEvery)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
 			if err := s.rows.Compact(s.stop); err != nil {
 				s.opts.Logger.Warn("the log is not compacted", "err", err)
+			}
+			if err := s.rows.Prepare(s.stop); err != nil {
+				s.opts.Logger.Warn("the next file of the log is not prepared: appends to it will be slower", "err", err)
 			}
 		case <-s.stop:
 			return

@@ -515,67 +515,6 @@ func TestRowLogWritesAgainAfterAFailedSync(t *testing.T) {
 	}
 }
 
-// The power goes at any moment of an append to a segment that went just before.
-func TestRowLogPowerLossInAUsedSegment(t *testing.T) {
-	const least = 6 // rename, its sync, META and its sync, the headers with the entry, their sync
-	for step := 1; ; step++ {
-		for seed := range uint64(25) {
-			var crashed *vfs.Mem
-			last, want := appendToAUsedSegment(t, func(disk *vfs.Faulty, mem *vfs.Mem) {
-				disk.OnStep(func(s vfs.Step) {
-					if s.N == step {
-						crashed = mem.Crash(seed)
-					}
-				})
-			})
-			if crashed == nil { // the append has no such step
-				if step <= least {
-					t.Errorf("%d steps, want at least %d", step-1, least)
-				}
-				return
-			}
-			if end, bad := readRowLog(t, crashed, want); bad || end != last && end != last+1 {
-				t.Errorf("step %d, seed %d: the log ends at entry %d (damaged: %v), want %d or the next", step, seed, end, bad,
-					last)
-			}
-		}
-	}
-}
-
-// appendToAUsedSegment makes a log that ends at entry last, and calls before and
-// appends one more, for which a segment begins that went just now.
-func appendToAUsedSegment(t *testing.T, before func(*vfs.Faulty, *vfs.Mem)) (last uint64, want map[uint64]*raft.Log) {
-	t.Helper()
-	mem := vfs.NewMem()
-	disk := vfs.NewFaulty(mem)
-	l := openTestRowLog(t, disk)
-	defer l.Close()
-	want = map[uint64]*raft.Log{}
-	store := func(size int) error {
-		last++
-		want[last] = sealedEntry(t, last, 1, bytes.Repeat([]byte{byte(last)}, size))
-		return l.StoreLogs([]*raft.Log{want[last]})
-	}
-	var err error
-	for err == nil && len(segmentFiles(t, disk)) < 3 {
-		err = store(3000)
-	}
-	if err == nil {
-		err = store(3900) // nothing more fits
-	}
-	if err == nil {
-		err = errors.Join(l.DeleteRange(1, last-4), l.Reclaim())
-	}
-	if err != nil || len(l.shared.writer.free) == 0 {
-		t.Fatalf("%d segments went, %v", len(l.shared.writer.free), err)
-	}
-	before(disk, mem)
-	if err := store(8000); err != nil && !errors.Is(err, vfs.ErrCrashed) {
-		t.Fatal(err)
-	}
-	return last - 1, want
-}
-
 // A log whose newest segments are gone is not a shorter log.
 func TestRowLogMissesSegments(t *testing.T) {
 	whole, _ := smallRowLog(t)
