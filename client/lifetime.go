@@ -19,7 +19,7 @@ type lifetime struct {
 	ctx    context.Context // ends when Close begins
 	cancel context.CancelFunc
 
-	workers *rpc.Workers
+	workers *rpc.Workers // run what spawn is given
 
 	mu     sync.Mutex
 	closed bool
@@ -55,8 +55,8 @@ func (l *lifetime) spawn(f func()) error {
 	}
 	l.wg.Add(1)
 	l.workers.Run(func() {
-		defer l.wg.Done()
 		f()
+		l.wg.Done() // not deferred: a panic must end the process before Close returns
 	})
 	return nil
 }

@@ -40,7 +40,7 @@ func (c *Client) pullAll(ctx context.Context, m *clustermap.Map, how *Read, reqs
 		go p.alone(i, nil)
 	}
 	for n, s := range servers {
-		if n == len(servers)-1 || c.spawn(s.run) != nil { // an error means that the client is closed: run ends at once
+		if n == len(servers)-1 || c.spawn(s.run) != nil { // an error means that the client closes: run ends soon
 			s.run()
 		}
 	}

@@ -179,6 +179,9 @@ func (s *Store) tidyRows() {
 			if err := s.rows.Compact(s.stop); err != nil {
 				s.opts.Logger.Warn("the log is not compacted", "err", err)
 			}
+			if free, reserve, known := s.Disk(); known && free < 2*reserve {
+				continue // no room for a file that is not needed yet
+			}
 			if err := s.rows.Prepare(s.stop); err != nil {
 				s.opts.Logger.Warn("the next file of the log is not prepared: appends to it will be slower", "err", err)
 			}

@@ -118,7 +118,7 @@ func (s *Shared) loadNewest(segments bool) (uint64, error) {
 }
 
 // listSegments returns the numbers of the segments, ascending. It records up to freeSegments free files and removes the
-// others.
+// others, but for a prepared one that is not whole: Prepare continues it.
 func (s *Shared) listSegments() (numbers []uint64, err error) {
 	entries, err := s.disk.ReadDir(s.dir)
 	if s.readOnly && errors.Is(err, fs.ErrNotExist) {
@@ -135,6 +135,13 @@ func (s *Shared) listSegments() (numbers []uint64, err error) {
 			continue
 		}
 		name := filepath.Join(s.dir, e.Name())
+		if e.Name() == preparedName {
+			if info, err := e.Info(); err != nil {
+				return nil, err
+			} else if info.Size() < s.size {
+				continue
+			}
+		}
 		if len(s.writer.free) < freeSegments {
 			s.writer.free = append(s.writer.free, name)
 		} else if err := s.disk.Remove(name); err != nil {

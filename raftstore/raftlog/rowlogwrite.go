@@ -220,7 +220,7 @@ func (s *Shared) write(batch []*change) error {
 		size += c.size
 	}
 	seg := s.newest()
-	if seg == nil || seg.end > segmentStart && seg.end+size > s.size {
+	if seg == nil || seg.end > segmentStart && (seg.end+size > s.size || seg.grows && len(w.free) > 0) {
 		var err error
 		if seg, err = s.begin(seg); err != nil {
 			w.err = fmt.Errorf("begin a segment of the log in %s: %w", s.dir, err)
@@ -329,6 +329,11 @@ func (s *Shared) appendTo(seg *rowSegment, end int64) error {
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
+	info, err := s.disk.Stat(seg.file.Name())
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	seg.grows = info.Size() < s.size/2
 	if w.tail != nil {
 		err = w.tail.Close()
 	}

@@ -10,31 +10,37 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// A file of zeros is written in steps of prepareBytes with a pause of preparePause before each, which is 64 MiB/s at
-// most: a sync of the log may wait for one step.
 const (
+	// A file of zeros is written in steps of prepareBytes, each with a sync and a pause of preparePause, which is less
+	// than 64 MiB/s: a sync of the log waits for one step at most.
 	prepareBytes = 256 << 10
 	preparePause = 4 * time.Millisecond
-	// prepareShare is the part of the newest segment that is full when the file of the next one is prepared: a server
-	// that writes little needs none.
-	prepareShare = 4
+	// prepareFrom is how much the newest segment has when the file of the next one is prepared: a server that writes
+	// little needs none.
+	prepareFrom = 1 << 20
 )
 
-// Prepare writes a file of zeros for the next segment, if no free file is there, the newest segment is a quarter full
-// and the disk has room for many. An append to a file that has its blocks takes two thirds of the time and of the CPU
-// time of one that changes the length (4 to 256 KiB and a sync, ext4 without a journal), and less than half of the
-// time if the file system has a journal, often a fifth. Only speed depends on the file: after an error there is none.
+// Prepare writes a file of zeros for the next segment, unless a file is free or the newest segment is nearly empty. An
+// append to a file that has its blocks takes two thirds of the time and of the CPU time of one that changes the length
+// (4 to 256 KiB and a sync, ext4 without a journal), and less than half of the time if the file system has a journal,
+// often a fifth. Only speed depends on the file: after an error there is none, and the next segment tries again.
 // Prepare returns when done is closed, too, and when the log begins another segment meanwhile: a log that grows faster
-// than the file needs the disk for itself. The next call goes on.
+// than the file needs the disk for itself. The next call continues.
 func (s *Shared) Prepare(done <-chan struct{}) error {
+	s.prepare.Lock()
+	defer s.prepare.Unlock()
 	seg := s.lacksFile()
-	if seg == nil {
+	if seg == nil || seg == s.prepare.failed {
 		return nil
 	}
-	name := filepath.Join(s.dir, segmentName(0, freeExt)) // no segment has this number
+	name := filepath.Join(s.dir, preparedName)
 	whole, err := s.fill(name, func() bool { return s.newest() == seg }, done)
 	if err != nil {
-		return errors.Join(fmt.Errorf("prepare a segment of the log in %s: %w", s.dir, err), s.disk.Remove(name))
+		s.prepare.failed = seg
+		if rerr := s.disk.Remove(name); !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+		return fmt.Errorf("prepare a segment of the log in %s: %w", s.dir, err)
 	}
 	if !whole {
 		return nil
@@ -46,6 +52,9 @@ func (s *Shared) Prepare(done <-chan struct{}) error {
 	return nil
 }
 
+// preparedName is the name of the prepared file, which no segment has: their numbers begin at 1.
+var preparedName = segmentName(0, freeExt)
+
 // lacksFile returns the newest segment if a file for the next one is to be prepared.
 func (s *Shared) lacksFile() *rowSegment {
 	w := &s.writer
@@ -54,14 +63,10 @@ func (s *Shared) lacksFile() *rowSegment {
 	if w.closed || w.err != nil || s.readOnly || len(w.free)+len(w.cut) > 0 {
 		return nil
 	}
-	seg := s.newest()
-	if seg == nil || seg.end-segmentStart <= s.size/prepareShare {
-		return nil
+	if seg := s.newest(); seg != nil && seg.end-segmentStart >= min(prepareFrom, s.size/4) {
+		return seg
 	}
-	if free, err := s.disk.Free(s.dir); err != nil || free < freeSegments*s.size {
-		return nil
-	}
-	return seg
+	return nil
 }
 
 // fill appends zeros to a file until it has the length of a segment. It reports false if more is false or done is
@@ -81,12 +86,12 @@ func (s *Shared) fill(name string, more func() bool, done <-chan struct{}) (whol
 	}
 	defer func() { err = errors.Join(err, tail.Close()) }()
 	zeros := make([]byte, prepareBytes)
-	pause := time.NewTicker(preparePause)
+	pause := time.NewTimer(preparePause)
 	defer pause.Stop()
 	for more() {
 		left := s.size - tail.End()
 		if left <= 0 {
-			return true, f.Sync()
+			return true, nil
 		}
 		select {
 		case <-pause.C:
@@ -96,6 +101,10 @@ func (s *Shared) fill(name string, more func() bool, done <-chan struct{}) (whol
 		if err := tail.Append([][]byte{zeros[:min(left, prepareBytes)]}); err != nil {
 			return false, err
 		}
+		if err := f.Sync(); err != nil {
+			return false, err
+		}
+		pause.Reset(preparePause)
 	}
 	return false, nil
 }

@@ -39,6 +39,8 @@ func fillRowLog(t *testing.T, l testRowLog) (last uint64) {
 	return last
 }
 
+// A segment that is a new file, and so grows, ends when a prepared file is there. The next one keeps it until it is
+// full.
 func TestANewSegmentTakesThePreparedFile(t *testing.T) {
 	disk := vfs.NewMem()
 	l := openTestRowLog(t, disk)
@@ -58,16 +60,19 @@ func TestANewSegmentTakesThePreparedFile(t *testing.T) {
 	if n := len(l.shared.writer.free); n != 1 {
 		t.Errorf("%d files are free, want 1", n)
 	}
-	for len(segmentFiles(t, disk)) < 2 {
+	for range 3 {
 		last++
 		if err := l.StoreLogs([]*raft.Log{sealedEntry(t, last, 1, make([]byte, 1000))}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if n := len(segmentFiles(t, disk)); n != 2 {
+		t.Errorf("%d segments, want 2", n)
+	}
 	if got := sizeOf(t, disk, segmentFiles(t, disk)[1]); got != l.shared.size || sizeOf(t, disk, preparedFile) != -1 {
 		t.Errorf("the second segment has %d bytes, want the prepared file", got)
 	}
-	prepare(-1) // the new segment is short
+	prepare(-1) // the new segment is nearly empty
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -78,18 +83,24 @@ func TestANewSegmentTakesThePreparedFile(t *testing.T) {
 	}
 }
 
-// A preparation that ends early goes on later, also in the next process.
-func TestAPreparationGoesOn(t *testing.T) {
+// A preparation that ends early continues later, also in the next process.
+func TestAPreparationContinues(t *testing.T) {
 	disk := vfs.NewMem()
 	l := openTestRowLog(t, disk)
 	fillRowLog(t, l)
 	done := make(chan struct{})
 	close(done)
-	if err := l.shared.Prepare(done); err != nil || sizeOf(t, disk, preparedFile) < 0 {
-		t.Fatalf("%v and a file of %d bytes, want the begin of one", err, sizeOf(t, disk, preparedFile))
-	}
-	if n := len(l.shared.writer.free); n != 0 {
-		t.Errorf("%d files are free, want none yet", n)
+	for life := range 2 {
+		if err := l.shared.Prepare(done); err != nil || sizeOf(t, disk, preparedFile) < 0 {
+			t.Fatalf("%v and a file of %d bytes, want the start of one", err, sizeOf(t, disk, preparedFile))
+		}
+		if n := len(l.shared.writer.free); n != 0 {
+			t.Errorf("process %d: %d files are free, want none yet", life, n)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		l = openTestRowLog(t, disk)
 	}
 	if err := l.shared.Prepare(nil); err != nil || len(l.shared.writer.free) != 1 {
 		t.Errorf("%d files are free (%v), want 1", len(l.shared.writer.free), err)
@@ -97,6 +108,7 @@ func TestAPreparationGoesOn(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
+	putFile(t, disk, preparedFile, make([]byte, MinSegmentBytes)) // the size with which the helper opens the log
 	l = openTestRowLog(t, disk)
 	defer l.Close()
 	if n := len(l.shared.writer.free); n != 1 {
@@ -104,32 +116,80 @@ func TestAPreparationGoesOn(t *testing.T) {
 	}
 }
 
-// A disk that fails, or is nearly full, leaves no file, and the log goes on.
-func TestAFileThatCannotBePreparedIsNotMissed(t *testing.T) {
-	mem := vfs.NewMem()
-	disk := vfs.NewFaulty(mem)
-	l := openTestRowLog(t, disk)
-	defer l.Close()
-	last := fillRowLog(t, l)
-	for _, op := range []vfs.Op{vfs.OpWrite, vfs.OpSync} {
+// A disk that fails leaves no file, and the log continues. The file is not tried again before the next segment.
+func TestAFileThatCannotBePrepared(t *testing.T) {
+	for _, op := range []vfs.Op{vfs.OpCreate, vfs.OpWrite, vfs.OpSync} {
+		disk := vfs.NewFaulty(vfs.NewMem())
+		l := openTestRowLog(t, disk)
+		defer l.Close()
+		last := fillRowLog(t, l)
 		if err := disk.Set(vfs.DiskFault{Ops: []vfs.Op{op}, Err: "EIO", Times: 1}); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.shared.Prepare(nil); !errors.Is(err, syscall.EIO) || sizeOf(t, disk, preparedFile) != -1 {
-			t.Errorf("after a failed %v: %v and a file of %d bytes, want EIO and none", op, err,
-				sizeOf(t, disk, preparedFile))
+		for try, want := range []error{syscall.EIO, nil} {
+			if err := l.shared.Prepare(nil); !errors.Is(err, want) || sizeOf(t, disk, preparedFile) != -1 {
+				t.Errorf("%v fails, try %d: %v and a file of %d bytes, want %v and none", op, try, err,
+					sizeOf(t, disk, preparedFile), want)
+			}
 		}
-	}
-	mem.Limit(mem.Used() + freeSegments*l.shared.size - 1)
-	if err := l.shared.Prepare(nil); err != nil || sizeOf(t, disk, preparedFile) != -1 {
-		t.Errorf("with a disk that is nearly full: %v and a file of %d bytes", err, sizeOf(t, disk, preparedFile))
-	}
-	if err := l.StoreLogs([]*raft.Log{sealedEntry(t, last+1, 1, nil)}); err != nil {
-		t.Errorf("an append afterwards: %v", err)
+		if err := l.StoreLogs([]*raft.Log{sealedEntry(t, last+1, 1, nil)}); err != nil {
+			t.Errorf("an append afterwards: %v", err)
+		}
 	}
 }
 
-// The power goes at any moment of an append to a segment that went just before, or to a prepared file.
+// The power goes at any moment of a preparation and of the appends that use its file.
+func TestPowerLossWhileAFileIsPrepared(t *testing.T) {
+	for step := 1; ; step++ {
+		for seed := range uint64(10) {
+			mem := vfs.NewMem()
+			disk := vfs.NewFaulty(mem)
+			l := openTestRowLog(t, disk)
+			acked := fillRowLog(t, l)
+			want := map[uint64]*raft.Log{}
+			for i := range acked {
+				want[i+1] = sealedEntry(t, i+1, 1, make([]byte, 500))
+			}
+			var crashed *vfs.Mem
+			var last uint64 // acknowledged when the power went
+			disk.OnStep(func(s vfs.Step) {
+				if s.N == step {
+					crashed, last = mem.Crash(seed), acked
+				}
+			})
+			for range 2 {
+				err := l.shared.Prepare(nil)
+				for range 6 {
+					if err == nil {
+						want[acked+1] = sealedEntry(t, acked+1, 1, make([]byte, 900))
+						if err = l.StoreLogs([]*raft.Log{want[acked+1]}); err == nil {
+							acked++
+						}
+					}
+				}
+				if err != nil && !errors.Is(err, vfs.ErrCrashed) {
+					t.Fatal(err)
+				}
+			}
+			l.Close() // may fail: the disk is gone
+			if crashed == nil {
+				if step < 20 {
+					t.Errorf("%d steps, want more", step)
+				}
+				return
+			}
+			for range 2 { // the second process finds what the first one has left
+				if end, bad := readRowLog(t, crashed, want); bad || end < last || end > last+1 {
+					t.Fatalf("step %d, seed %d: the log ends at entry %d (damaged: %v), want %d or the next", step, seed, end, bad,
+						last)
+				}
+			}
+		}
+	}
+}
+
+// The power goes at any moment of an append to the file of a segment that was removed just before, or to a prepared
+// file.
 func TestRowLogPowerLossInAUsedSegment(t *testing.T) {
 	for _, prepared := range []bool{false, true} {
 		powerLossInAUsedSegment(t, prepared)
@@ -164,7 +224,7 @@ func powerLossInAUsedSegment(t *testing.T, prepared bool) {
 }
 
 // appendToAUsedSegment makes a log that ends at entry last, and calls before and
-// appends one more, for which a segment begins that went just now, or whose file was prepared.
+// appends one more, for which a segment begins whose file was that of another one, or was prepared.
 func appendToAUsedSegment(t *testing.T, prepared bool, before func(*vfs.Faulty, *vfs.Mem)) (last uint64,
 	want map[uint64]*raft.Log) {
 	t.Helper()

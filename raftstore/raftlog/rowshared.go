@@ -20,9 +20,9 @@ import (
 // (docs/formats/log.md). Changes of several groups that wait at the same time are one batch with one sync. Safe for
 // concurrent use; it starts no goroutine.
 //
-// Lock order: write of a group, then reclaim, writer, mu. queue is held for no other lock. No read from the disk
-// happens under mu, and no file is removed under writer: an unlink of 64 MiB takes tens of milliseconds, and appends
-// must not wait for it.
+// Lock order: write of a group, then reclaim or prepare, writer, mu. queue is held for no other lock. No read from the
+// disk happens under mu, and no file is removed under writer: an unlink of 64 MiB takes tens of milliseconds, and
+// appends must not wait for it.
 //
 // After a failed write the content of the disk is unknown: every later change of any group returns that error.
 type Shared struct {
@@ -37,6 +37,10 @@ type Shared struct {
 
 	reclaim sync.Mutex // held while files of cut segments are removed
 	compact sync.Mutex // held by Compact
+	prepare struct {
+		sync.Mutex             // held by Prepare
+		failed     *rowSegment // the newest one when the last preparation failed; nil: none has
+	}
 
 	queue struct {
 		sync.Mutex
@@ -53,7 +57,7 @@ type Shared struct {
 		head   []byte        // of the batch that is being written
 		bufs   [][]byte      // its bytes
 		cut    []*rowSegment // without entries; Reclaim removes their files
-		free   []string      // files of old segments for reuse
+		free   []string      // files of old segments for reuse, and the prepared one
 		closed bool
 	}
 
@@ -71,14 +75,16 @@ type rowSegment struct {
 	file   vfs.File
 	users  sync.RWMutex // read-locked by a reader, locked to close
 
+	grows bool // an append changes the length of the file; under writer of the Shared
+
 	// Guarded by mu of the Shared.
 	end       int64 // of its batches; only the holder of writer changes it, and reads it without mu
 	live      int64 // entries that groups have in it
 	liveBytes int64
 }
 
-// freeSegments is how many files of cut segments are kept for reuse: 1 GiB in segments of 64 MiB. An append to a file
-// that has its blocks syncs in a third of the time. The files take no more space than the log had just before the cut.
+// freeSegments is how many files of cut segments are kept for reuse: 1 GiB in segments of 64 MiB. Prepare says why. The
+// files take no more space than the log had just before the cut, and the prepared one.
 const freeSegments = 16
 
 // OpenShared opens or creates the shared log of a server in dir. A segment is full when the next batch would end beyond

@@ -275,7 +275,7 @@ func (f *forgetfulFile[A]) Truncate(size int64) error {
 	return err
 }
 
-var digits = regexp.MustCompile(`[0-9]+(-[0-9a-f]+)*`)
+var digits = regexp.MustCompile(`[0-9][0-9a-f]*(-[0-9a-f]+)*`)
 
 // place names the function that synced and the kind of path: several syncs in one
 // function are told apart by what they sync.
