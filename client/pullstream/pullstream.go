@@ -20,7 +20,7 @@ const (
 	// maxKept limits the streams to one server that stay open after their first call. A server allows 256 calls on a
 	// connection, and an open stream is one of them.
 	maxKept = 64
-	// idleFor is how long a stream is kept that is not used, about: at most twice as long.
+	// idleFor is how long an unused stream is kept at least; at most it is twice as long.
 	idleFor = time.Minute
 	// maxAge is the age at which a stream ends after its call, so that a connection past its maximum age can close.
 	maxAge = 10 * time.Minute
