@@ -11,10 +11,11 @@ import (
 )
 
 const (
-	// A file of zeros is written in steps of prepareBytes, each with a sync and a pause of preparePause, which is less
-	// than 64 MiB/s: a sync of the log waits for one step at most.
+	// A file of zeros is written in steps of prepareBytes, each with a pause of preparePause, which is less than 64 MiB/s:
+	// a sync of the log waits for one step. A disk without direct writes keeps up to prepareDirty bytes for one sync.
 	prepareBytes = 256 << 10
 	preparePause = 4 * time.Millisecond
+	prepareDirty = 4 << 20
 	// prepareFrom is how much the newest segment has when the file of the next one is prepared: a server that writes
 	// little needs none.
 	prepareFrom = 1 << 20
@@ -24,13 +25,15 @@ const (
 // append to a file that has its blocks takes two thirds of the time and of the CPU time of one that changes the length
 // (4 to 256 KiB and a sync, ext4 without a journal), and less than half of the time if the file system has a journal,
 // often a fifth. Only speed depends on the file: after an error there is none, and the next segment tries again.
-// Prepare returns when done is closed, too, and when the log begins another segment meanwhile: a log that grows faster
-// than the file needs the disk for itself. The next call continues.
+// Prepare returns when done is closed, too, and when the log begins another segment meanwhile; the next call continues.
+// It does nothing if the newest segment is another one than at the last call: a log that grows faster than the file, at
+// one call a second, needs the disk for itself.
 func (s *Shared) Prepare(done <-chan struct{}) error {
 	s.prepare.Lock()
 	defer s.prepare.Unlock()
-	seg := s.lacksFile()
-	if seg == nil || seg == s.prepare.failed {
+	seg, last := s.lacksFile(), s.prepare.last
+	s.prepare.last = seg
+	if seg == nil || seg != last || seg == s.prepare.failed {
 		return nil
 	}
 	name := filepath.Join(s.dir, preparedName)
@@ -101,8 +104,10 @@ func (s *Shared) fill(name string, more func() bool, done <-chan struct{}) (whol
 		if err := tail.Append([][]byte{zeros[:min(left, prepareBytes)]}); err != nil {
 			return false, err
 		}
-		if err := f.Sync(); err != nil {
-			return false, err
+		if tail.End()%prepareDirty == 0 || tail.End() == s.size {
+			if err := f.Sync(); err != nil {
+				return false, err
+			}
 		}
 		pause.Reset(preparePause)
 	}

@@ -39,24 +39,51 @@ func fillRowLog(t *testing.T, l testRowLog) (last uint64) {
 	return last
 }
 
+// prepare calls Prepare for a log that did not begin a segment since the call before.
+func prepare(l testRowLog, done <-chan struct{}) error {
+	l.shared.prepare.last = l.shared.newest()
+	return l.shared.Prepare(done)
+}
+
+// A log that has begun a segment since the last call has no time for a preparation.
+func TestAFastLogIsNotPrepared(t *testing.T) {
+	disk := vfs.NewMem()
+	l := openTestRowLog(t, disk)
+	defer l.Close()
+	last := fillRowLog(t, l)
+	for call, want := range []int64{-1, l.shared.size} {
+		if err := l.shared.Prepare(nil); err != nil || sizeOf(t, disk, preparedFile) != want {
+			t.Errorf("call %d: %v and a file of %d bytes, want %d", call, err, sizeOf(t, disk, preparedFile), want)
+		}
+	}
+	for n := uint64(1); n <= 8; n++ { // in a new segment, the prepared file
+		if err := l.StoreLogs([]*raft.Log{sealedEntry(t, last+n, 1, make([]byte, 600))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.shared.Prepare(nil); err != nil || sizeOf(t, disk, preparedFile) != -1 {
+		t.Errorf("right after a segment began: %v and a file of %d bytes, want none", err, sizeOf(t, disk, preparedFile))
+	}
+}
+
 // A segment that is a new file, and so grows, ends when a prepared file is there. The next one keeps it until it is
 // full.
 func TestANewSegmentTakesThePreparedFile(t *testing.T) {
 	disk := vfs.NewMem()
 	l := openTestRowLog(t, disk)
-	prepare := func(want int64) {
+	check := func(want int64) {
 		t.Helper()
-		if err := l.shared.Prepare(nil); err != nil {
+		if err := prepare(l, nil); err != nil {
 			t.Fatal(err)
 		}
 		if got := sizeOf(t, disk, preparedFile); got != want {
 			t.Errorf("the prepared file has %d bytes, want %d", got, want)
 		}
 	}
-	prepare(-1)
+	check(-1)
 	last := fillRowLog(t, l)
-	prepare(l.shared.size)
-	prepare(l.shared.size)
+	check(l.shared.size)
+	check(l.shared.size)
 	if n := len(l.shared.writer.free); n != 1 {
 		t.Errorf("%d files are free, want 1", n)
 	}
@@ -72,7 +99,7 @@ func TestANewSegmentTakesThePreparedFile(t *testing.T) {
 	if got := sizeOf(t, disk, segmentFiles(t, disk)[1]); got != l.shared.size || sizeOf(t, disk, preparedFile) != -1 {
 		t.Errorf("the second segment has %d bytes, want the prepared file", got)
 	}
-	prepare(-1) // the new segment is nearly empty
+	check(-1) // the new segment is nearly empty
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +118,7 @@ func TestAPreparationContinues(t *testing.T) {
 	done := make(chan struct{})
 	close(done)
 	for life := range 2 {
-		if err := l.shared.Prepare(done); err != nil || sizeOf(t, disk, preparedFile) < 0 {
+		if err := prepare(l, done); err != nil || sizeOf(t, disk, preparedFile) < 0 {
 			t.Fatalf("%v and a file of %d bytes, want the start of one", err, sizeOf(t, disk, preparedFile))
 		}
 		if n := len(l.shared.writer.free); n != 0 {
@@ -102,7 +129,7 @@ func TestAPreparationContinues(t *testing.T) {
 		}
 		l = openTestRowLog(t, disk)
 	}
-	if err := l.shared.Prepare(nil); err != nil || len(l.shared.writer.free) != 1 {
+	if err := prepare(l, nil); err != nil || len(l.shared.writer.free) != 1 {
 		t.Errorf("%d files are free (%v), want 1", len(l.shared.writer.free), err)
 	}
 	if err := l.Close(); err != nil {
@@ -127,7 +154,7 @@ func TestAFileThatCannotBePrepared(t *testing.T) {
 			t.Fatal(err)
 		}
 		for try, want := range []error{syscall.EIO, nil} {
-			if err := l.shared.Prepare(nil); !errors.Is(err, want) || sizeOf(t, disk, preparedFile) != -1 {
+			if err := prepare(l, nil); !errors.Is(err, want) || sizeOf(t, disk, preparedFile) != -1 {
 				t.Errorf("%v fails, try %d: %v and a file of %d bytes, want %v and none", op, try, err,
 					sizeOf(t, disk, preparedFile), want)
 			}
@@ -158,7 +185,7 @@ func TestPowerLossWhileAFileIsPrepared(t *testing.T) {
 				}
 			})
 			for range 2 {
-				err := l.shared.Prepare(nil)
+				err := prepare(l, nil)
 				for range 6 {
 					if err == nil {
 						want[acked+1] = sealedEntry(t, acked+1, 1, make([]byte, 900))
@@ -247,7 +274,7 @@ func appendToAUsedSegment(t *testing.T, prepared bool, before func(*vfs.Faulty, 
 	}
 	switch {
 	case err == nil && prepared:
-		err = l.shared.Prepare(nil)
+		err = prepare(l, nil)
 	case err == nil:
 		err = errors.Join(l.DeleteRange(1, last-4), l.Reclaim())
 	}

@@ -39,7 +39,8 @@ type Shared struct {
 	compact sync.Mutex // held by Compact
 	prepare struct {
 		sync.Mutex             // held by Prepare
-		failed     *rowSegment // the newest one when the last preparation failed; nil: none has
+		last       *rowSegment // that lacked a file for the next one at the last call; nil: none
+		failed     *rowSegment // likewise, when the last preparation failed; nil: none has
 	}
 
 	queue struct {
