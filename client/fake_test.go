@@ -25,20 +25,19 @@ type fakeServer struct {
 	m    *clustermap.Map
 	news func() *clustermap.Map // returns the current map; nil: m
 
-	issued  atomic.Uint64         // incarnations
-	shared  atomic.Int64          // requests that may have several batches
-	streams atomic.Int64          // of pulls
-	table   rowraftv1.TableServer // serves in place of the fakeServer; nil: none
-	close   func(context.Context, *rowraftv1.CloseSessionRequest) error
-	open    func(context.Context, *rowraftv1.OpenSessionRequest) error
-	push    func(context.Context, *rowraftv1.WriteRequest) error
-	step    func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)
-	clock   func(*rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error)
-	pull    func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
-	remove  func(context.Context, *rowraftv1.WriteRequest) error
-	scan    func(*rowraftv1.ScanRequest, grpc.ServerStreamingServer[rowraftv1.ScanReply]) error
-	create  func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
-	jobs    rowraftv1.JobsServer // nil: none
+	issued atomic.Uint64         // incarnations
+	shared atomic.Int64          // requests that may have several batches
+	table  rowraftv1.TableServer // serves in place of the fakeServer; nil: none
+	close  func(context.Context, *rowraftv1.CloseSessionRequest) error
+	open   func(context.Context, *rowraftv1.OpenSessionRequest) error
+	push   func(context.Context, *rowraftv1.WriteRequest) error
+	step   func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)
+	clock  func(*rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error)
+	pull   func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error)
+	remove func(context.Context, *rowraftv1.WriteRequest) error
+	scan   func(*rowraftv1.ScanRequest, grpc.ServerStreamingServer[rowraftv1.ScanReply]) error
+	create func(*rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error)
+	jobs   rowraftv1.JobsServer // nil: none
 }
 
 func (s *fakeServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
@@ -99,7 +98,6 @@ func (s *fakeServer) WriteMany(req *rowraftv1.WriteManyRequest,
 }
 
 func (s *fakeServer) PullMany(stream rowraftv1.Table_PullManyServer) error {
-	s.streams.Add(1)
 	return s.pulls().Serve(countedRequests{stream, &s.shared})
 }
 

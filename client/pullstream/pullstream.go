@@ -49,7 +49,7 @@ type stream struct {
 	home         rowraft.ClusterID
 	kept         bool // it stays open after its call
 	opened, used time.Time
-	number       uint64 // of the last request
+	number       uint64 // the number of the last request
 }
 
 // New returns a pool without streams, on connections of conns. The end of ctx ends all streams.

@@ -53,17 +53,17 @@ func PushStepMany(workers *Workers, req *rowraftv1.PushStepManyRequest, stream g
 // each calls answer for all batches and sends what it returns.
 func each[Q any](workers *Workers, stream grpc.ServerStream, batches []*Q,
 	answer func(context.Context, uint32, *Q) any) error {
-	c := manyCall{workers: workers, send: stream.SendMsg}
+	c := manyCall{workers: workers, stream: stream}
 	return c.run(len(batches), func(int) int { return 1 }, func(i, _ int) {
-		c.reply(answer(stream.Context(), uint32(i), batches[i]))
+		c.send(answer(stream.Context(), uint32(i), batches[i]))
 	})
 }
 
 // manyCall is a request with several batches.
 type manyCall struct {
 	workers *Workers
-	send    func(any) error // of the stream
-	wg      sync.WaitGroup  // the functions on workers
+	stream  grpc.ServerStream
+	wg      sync.WaitGroup // the functions on workers
 
 	mu    sync.Mutex // held to send
 	first error      // the first error of the stream
@@ -98,12 +98,12 @@ func (c *manyCall) spawn(f func()) {
 	})
 }
 
-// reply sends a message. After an error of the stream it still passes the message to the stream, which frees its
+// send sends a message. After an error of the stream it still passes the message to the stream, which frees its
 // memory.
-func (c *manyCall) reply(m any) {
+func (c *manyCall) send(m any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.send(m); c.first == nil {
+	if err := c.stream.SendMsg(m); c.first == nil {
 		c.first = err
 	}
 }

@@ -119,8 +119,8 @@ func (s *pullStream) answer(req *rowraftv1.PullManyRequest) error {
 		ctx, cancel = context.WithTimeout(ctx, duration(req.TimeoutNs))
 		defer cancel()
 	}
-	c, batches := manyCall{workers: s.p.Workers, send: s.stream.SendMsg}, req.Batches
-	reply := func(answers ...Counted) { c.reply(&Answers{Number: req.Number, Answers: answers}) }
+	c, batches := manyCall{workers: s.p.Workers, stream: s.stream}, req.Batches
+	reply := func(answers ...Counted) { c.send(&Answers{Number: req.Number, Answers: answers}) }
 	pull := func(i int) Counted {
 		a, err := s.p.Pull(ctx, batches[i])
 		if err != nil {

@@ -425,7 +425,7 @@ func (x *PullReply) GetWithoutReplica() bool {
 type PullManyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Batches       []*PullRequest         `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"`                       // at most 64
-	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`                        // of the request; each reply to it has this number
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`                        // names the request on its stream; each reply has the number
 	TimeoutNs     uint64                 `protobuf:"varint,3,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // batches without an answer by then fail; 0: no limit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -486,7 +486,7 @@ func (x *PullManyRequest) GetTimeoutNs() uint64 {
 type PullManyReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Answers       []*PullReply           `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
-	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"` // of the request
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"` // the number of the request
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
