@@ -60,7 +60,23 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 		return func() { held.Store(nil); close(h) }
 	}
 
+	replicas := rowraftv1.NewReplicasClient(connect(t, n.addr, nil))
+	lastIndex := func() uint64 { // of shard 0
+		status, err := replicas.NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range status.Replicas {
+			if r.Shard == 0 {
+				return r.LastIndex
+			}
+		}
+		t.Fatal("the server has no replica of shard 0")
+		return 0
+	}
+
 	letGo := release()
+	before := lastIndex()
 	stale := write(1, 2, -1)
 	stale.MapVersion = 0
 	call, leave := context.WithCancel(ctx)
@@ -88,16 +104,11 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 		return &rowraftv1.PullRequest{MapVersion: anyMapVersion, Shard: shard, MinIndex: minIndex,
 			Payload: segment(q, []uint64{keys[shard]}, nil)}
 	}
-	status, err := rowraftv1.NewReplicasClient(connect(t, n.addr, nil)).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	waits := ask(0, 0)
-	for _, r := range status.Replicas {
-		if r.Shard == 0 {
-			waits.MinIndex = r.LastIndex // the entry of the push that is not applied
-		}
-	}
+	testutil.Eventually(t, "the push that is not applied is in the log of shard 0", func() bool {
+		waits.MinIndex = lastIndex()
+		return waits.MinIndex > before
+	})
 	early := pullMany(t, ctx, stub, waits, ask(1, 0), ask(2, 0))
 	some, err := early.Recv()
 	if err != nil || len(some.Answers) != 2 || some.Answers[0].Batch != 1 || some.Answers[1].Batch != 2 {
