@@ -36,11 +36,12 @@ func transportOf(s *certs.Source) credentials.TransportCredentials {
 
 func (t *transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn,
 	credentials.AuthInfo, error) {
-	secure, info, err := credentials.NewTLS(t.source.Client(certs.Server)).ClientHandshake(ctx, authority, conn)
+	creds := credentials.NewTLS(t.source.Client(certs.Server))
+	secure, info, err := creds.ClientHandshake(ctx, authority, certs.Below(conn))
 	if err != nil {
 		return nil, nil, t.source.Explain(err)
 	}
-	return &explained{Conn: secure, source: t.source}, info, nil
+	return &explained{Conn: certs.Above(secure), source: t.source}, info, nil
 }
 
 // Untrusted returns why a call failed if the certificate of one side is not of a CA that the other trusts; "" for
@@ -74,7 +75,7 @@ func (c *explained) Read(b []byte) (int, error) {
 }
 
 func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secure, info, err := credentials.NewTLS(t.source.Server()).ServerHandshake(conn)
+	secure, info, err := credentials.NewTLS(t.source.Server()).ServerHandshake(certs.Below(conn))
 	if err != nil {
 		t.source.LogRefused(conn.RemoteAddr(), err)
 		return nil, nil, err
@@ -93,7 +94,8 @@ func identify(conn, secure net.Conn, info credentials.AuthInfo) (net.Conn, crede
 		return nil, nil, err
 	}
 	quota.Authenticate(conn)
-	return certs.EndWithCertificate(secure, leaf), &authInfo{tlsInfo, Caller{id, leaf.NotAfter}, id.Tag()}, nil
+	secure = certs.EndWithCertificate(certs.Above(secure), leaf)
+	return secure, &authInfo{tlsInfo, Caller{id, leaf.NotAfter}, id.Tag()}, nil
 }
 
 func (t *transport) Clone() credentials.TransportCredentials { return transportOf(t.source) }
