@@ -8,12 +8,16 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/fifo"
 	"github.com/rowraft/rowraft/raftstore/peer"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // maxPendingEntries bounds the proposals of a group, in addition to MaxPendingBytes.
 const maxPendingEntries = 1024
+
+// maxInflightEntries bounds those of them that the dispatcher has passed to raft.
+const maxInflightEntries = 64
 
 // instance is one run of raft for a group, from NewRaft to Shutdown.
 //
@@ -36,7 +40,7 @@ type instance struct {
 	notify chan bool     // raft's leadership; buffered, because raft's main goroutine blocks on it
 	over   chan struct{} // closed when raft has ended: unresolved outcomes stay unknown
 
-	queue    chan *Future   // read by the dispatcher; closed by shutdown
+	more     chan struct{}  // of 1: queue was empty, or stopping is set
 	inflight chan *Future   // read by the completer; closed by the dispatcher
 	drained  chan struct{}  // closed by the completer at its end
 	reads    sync.WaitGroup // read rounds, transfers, changes of the members
@@ -45,9 +49,10 @@ type instance struct {
 	// mu is held for short updates only: each proposal takes it twice.
 	mu struct {
 		sync.Mutex
-		stopping        bool                // no goroutine may be added to reads and watcher, and queue is closed
+		stopping        bool                // no goroutine may be added to reads and watcher, and no proposal to queue
+		queue           fifo.Queue[*Future] // read by the dispatcher
 		pendingBytes    int64               // of the proposals that are not resolved; ≤ MaxPendingBytes
-		pending         int                 // their number; ≤ the capacity of queue, so that a send to queue never blocks
+		pending         int                 // their number; ≤ maxPendingEntries
 		readers         []chan<- readResult // callers that wait for the next read round
 		reading         bool                // a read round is running
 		barrierTerm     uint64              // term whose leadership a barrier has confirmed
@@ -63,8 +68,8 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		g:        g,
 		notify:   make(chan bool, 16),
 		over:     make(chan struct{}),
-		queue:    make(chan *Future, maxPendingEntries),
-		inflight: make(chan *Future, maxPendingEntries),
+		more:     make(chan struct{}, 1),
+		inflight: make(chan *Future, maxInflightEntries),
 		drained:  make(chan struct{}),
 	}
 	o := &g.store.opts
@@ -153,8 +158,8 @@ const shutdownLimit = 5 * time.Second
 func (n *instance) shutdown(graceful bool) error {
 	n.mu.Lock()
 	n.mu.stopping = true
-	close(n.queue)
 	n.mu.Unlock()
+	n.tellDispatcher()
 
 	drained := make(chan struct{})
 	go func() {

@@ -166,8 +166,19 @@ func (n *instance) enqueue(data []byte) *Future {
 	}
 	n.mu.pendingBytes += size
 	n.mu.pending++
-	n.queue <- f // never blocks: pending ≤ its capacity
+	n.mu.queue.Add(f)
+	if n.mu.queue.Len() == 1 {
+		n.tellDispatcher()
+	}
 	return f
+}
+
+// tellDispatcher tells dispatch to look at queue and stopping.
+func (n *instance) tellDispatcher() {
+	select {
+	case n.more <- struct{}{}:
+	default:
+	}
 }
 
 // resolve resolves f and subtracts it from the pending proposals.
@@ -186,21 +197,27 @@ func (n *instance) resolve(f *Future, result any, index rowraft.Index, err error
 // entries, so dispatch waits for its end.
 func (n *instance) dispatch() {
 	defer close(n.inflight)
-	for f := range n.queue {
+	for {
 		n.mu.Lock()
-		if transfer := n.mu.transfer; transfer != nil {
+		if transfer := n.mu.transfer; transfer != nil && n.mu.queue.Len() > 0 {
 			n.mu.Unlock()
 			<-transfer
 			n.mu.Lock()
 		}
+		f, ok := n.mu.queue.Take()
 		stopping := n.mu.stopping
 		n.mu.Unlock()
-		if stopping {
+		switch {
+		case ok && !stopping:
+			f.raft = n.raft.ApplyLog(raft.Log{Data: f.entry, Extensions: entry.Seal(f.entry)}, 0)
+			n.inflight <- f
+		case ok:
 			n.resolve(f, nil, 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
-			continue
+		case stopping:
+			return
+		default:
+			<-n.more
 		}
-		f.raft = n.raft.ApplyLog(raft.Log{Data: f.entry, Extensions: entry.Seal(f.entry)}, 0)
-		n.inflight <- f // never blocks: pending ≤ its capacity
 	}
 }
 

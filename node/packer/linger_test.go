@@ -22,7 +22,7 @@ func lingering(t *testing.T, atOnce, partBytes int) *Packer {
 		submit(t, k, byte(i), partBytes)
 	}
 	for len(parts) < atOnce {
-		taken, over := k.gather(<-k.queue)
+		taken, over := k.gather(k.take())
 		parts = append(parts, taken...)
 		if over != nil {
 			parts = append(parts, over)
@@ -66,7 +66,7 @@ func TestEntryWaitsForThePushesOfOthers(t *testing.T) {
 					time.AfterFunc(after, func() { submit(t, k, byte(i+1), test.partBytes) })
 				}
 				begun := time.Now()
-				parts, over := k.gather(<-k.queue)
+				parts, over := k.gather(k.take())
 				if waited := time.Since(begun); len(parts) != test.parts || over != nil || waited != test.waited {
 					t.Errorf("%d parts after %v (over: %v), want %d after %v", len(parts), waited, over != nil, test.parts,
 						test.waited)
@@ -95,7 +95,7 @@ func TestEntryDoesNotWaitWithoutNeed(t *testing.T) {
 			change(k)
 			submit(t, k, 0, 100)
 			begun := time.Now()
-			if parts, _ := k.gather(<-k.queue); len(parts) != 1 || time.Since(begun) != 0 {
+			if parts, _ := k.gather(k.take()); len(parts) != 1 || time.Since(begun) != 0 {
 				t.Errorf("%s: %d parts after %v", name, len(parts), time.Since(begun))
 			}
 		})
@@ -118,7 +118,7 @@ func TestPartsInsideTheShard(t *testing.T) {
 		if n == 0 {
 			return
 		}
-		(<-k.queue).respond(shard.PartResult{})
+		k.take().respond(shard.PartResult{})
 	}
 }
 

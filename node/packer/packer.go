@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/internal/fifo"
 	"github.com/rowraft/rowraft/internal/histogram"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/uncleared"
@@ -41,7 +42,7 @@ type Proposer interface {
 // and gives the parts their results. It also proposes again what a refused sum left without one. Close ends both
 // after every part has a result.
 //
-// mu is held for short updates, and for the send to queue, which never blocks.
+// mu is held for short updates.
 type Packer struct {
 	group  Proposer
 	header func() wire.EntryHeader // log time and epoch of the next entry
@@ -50,19 +51,19 @@ type Packer struct {
 	counts Sums
 	linger linger
 
-	queue chan *queuedPart
 	ahead chan proposed
 	stop  chan struct{}
+	more  chan struct{} // receives after queue was empty
 	// unfinished counts the proposed entries without a result; deliver sends to finished when it changes.
 	unfinished atomic.Int32
 	finished   chan struct{}
 	wg         sync.WaitGroup
 
-	mu sync.Mutex
+	mu    sync.Mutex
+	queue fifo.Queue[*queuedPart] // at most maxQueuedParts
 	// queued counts the bytes of the parts that are not proposed: those in queue and the one that pack holds.
 	queued int
-	// closed is set before stop is closed. Submit sends to queue under mu, so that no part enters it after drain.
-	closed bool
+	closed bool // set before stop is closed: no part enters or leaves queue, except for drain
 }
 
 // queuedPart is one part on its way into the log: the batch of a client, as an entry holds it.
@@ -125,9 +126,9 @@ func newIdle(group Proposer, header func() wire.EntryHeader) *Packer {
 	return &Packer{
 		group:  group,
 		header: header,
-		queue:  make(chan *queuedPart, maxQueuedParts),
 		ahead:  make(chan proposed, maxEntriesAhead),
 		stop:   make(chan struct{}),
+		more:   make(chan struct{}, 1),
 
 		finished: make(chan struct{}, 1),
 	}
@@ -144,20 +145,36 @@ func (k *Packer) Submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-ch
 	if k.closed {
 		return nil, rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")
 	}
-	if k.queued+p.Size() > maxQueuedBytes {
-		return nil, &rowraft.OverloadedError{What: "the push queue of the shard is full", Limit: "queue",
-			RetryAfter: 20 * time.Millisecond}
+	switch {
+	case k.queued+p.Size() > maxQueuedBytes:
+		return nil, overloaded("the push queue of the shard is full")
+	case k.queue.Len() == maxQueuedParts:
+		return nil, overloaded("too many pushes wait for the shard")
+	case k.queue.Len() == 0:
+		select {
+		case k.more <- struct{}{}:
+		default:
+		}
 	}
 	w.inside.Add(1)
-	select {
-	case k.queue <- w:
-		k.queued += p.Size()
-		return w.done, nil
-	default:
-		w.inside.Add(-1)
-		return nil, &rowraft.OverloadedError{What: "too many pushes wait for the shard", Limit: "queue",
-			RetryAfter: 20 * time.Millisecond}
+	k.queue.Add(w)
+	k.queued += p.Size()
+	return w.done, nil
+}
+
+func overloaded(what string) error {
+	return &rowraft.OverloadedError{What: what, Limit: "queue", RetryAfter: 20 * time.Millisecond}
+}
+
+// take takes the next part from the queue; nil: there is none, or the packer closes.
+func (k *Packer) take() *queuedPart {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return nil
 	}
+	w, _ := k.queue.Take()
+	return w
 }
 
 // Close ends the parts in the queue with CodeClosing, and waits for the results of the entries
@@ -185,8 +202,12 @@ func (k *Packer) pack() {
 		first := over
 		over = nil
 		if first == nil {
+			first = k.take()
+		}
+		if first == nil {
 			select {
-			case first = <-k.queue:
+			case <-k.more:
+				continue
 			case <-k.stop:
 				k.drain()
 				return
@@ -240,11 +261,8 @@ func (k *Packer) gather(first *queuedPart) (parts []*queuedPart, over *queuedPar
 		if next.segments = k.sums.segments(next); next.segments != nil && len(parts) == 1 {
 			limit = gatherBytes
 		}
-		select {
-		case next = <-k.queue:
+		if next = k.take(); next != nil {
 			continue
-		default:
-			next = nil
 		}
 		if len(parts) < expected && fits(len(parts), size) && !k.sums.recent.worth {
 			if deadline == nil {
@@ -268,13 +286,18 @@ func (k *Packer) await(deadline <-chan time.Time) *queuedPart {
 	if deadline == nil {
 		return nil
 	}
-	select {
-	case next := <-k.queue:
-		return next
-	case <-deadline:
-	case <-k.stop:
+	for {
+		select {
+		case <-k.more:
+			if next := k.take(); next != nil {
+				return next
+			}
+		case <-deadline:
+			return nil
+		case <-k.stop:
+			return nil
+		}
 	}
-	return nil
 }
 
 // propose makes one entry of items and proposes it.
@@ -331,12 +354,13 @@ func (k *Packer) dropAbandoned(parts []*queuedPart) []*queuedPart {
 // drain refuses the parts that are still queued: none of them was proposed.
 func (k *Packer) drain() {
 	for {
-		select {
-		case w := <-k.queue:
-			w.respond(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")})
-		default:
+		k.mu.Lock()
+		w, ok := k.queue.Take()
+		k.mu.Unlock()
+		if !ok {
 			return
 		}
+		w.respond(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")})
 	}
 }
 
