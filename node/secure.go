@@ -71,7 +71,7 @@ func peerTLS(l net.Listener, source *certs.Source) (net.Listener, func() *tls.Co
 	if source == nil {
 		return l, nil
 	}
-	return certs.Listen(l, source.Server(certs.Server)), func() *tls.Config { return source.Client(certs.Server) }
+	return certs.NewListener(l, source.Server(certs.Server)), func() *tls.Config { return source.Client(certs.Server) }
 }
 
 // profilers are the roles that may read profiles. Every role of the cluster may read metrics and readiness.

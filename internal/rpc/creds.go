@@ -37,11 +37,11 @@ func transportOf(s *certs.Source) credentials.TransportCredentials {
 func (t *transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn,
 	credentials.AuthInfo, error) {
 	creds := credentials.NewTLS(t.source.Client(certs.Server))
-	secure, info, err := creds.ClientHandshake(ctx, authority, certs.Below(conn))
+	secure, info, err := creds.ClientHandshake(ctx, authority, certs.NewRecordBuffer(conn))
 	if err != nil {
 		return nil, nil, t.source.Explain(err)
 	}
-	return &explained{Conn: certs.Above(secure), source: t.source}, info, nil
+	return &explained{Conn: certs.BatchRecords(secure), source: t.source}, info, nil
 }
 
 // Untrusted returns why a call failed if the certificate of one side is not of a CA that the other trusts; "" for
@@ -75,7 +75,7 @@ func (c *explained) Read(b []byte) (int, error) {
 }
 
 func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secure, info, err := credentials.NewTLS(t.source.Server()).ServerHandshake(certs.Below(conn))
+	secure, info, err := credentials.NewTLS(t.source.Server()).ServerHandshake(certs.NewRecordBuffer(conn))
 	if err != nil {
 		t.source.LogRefused(conn.RemoteAddr(), err)
 		return nil, nil, err
@@ -94,7 +94,7 @@ func identify(conn, secure net.Conn, info credentials.AuthInfo) (net.Conn, crede
 		return nil, nil, err
 	}
 	quota.Authenticate(conn)
-	secure = certs.EndWithCertificate(certs.Above(secure), leaf)
+	secure = certs.EndWithCertificate(certs.BatchRecords(secure), leaf)
 	return secure, &authInfo{tlsInfo, Caller{id, leaf.NotAfter}, id.Tag()}, nil
 }
 

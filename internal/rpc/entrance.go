@@ -103,7 +103,7 @@ func (d *portCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 		}
 		return others(hello)
 	}
-	secure, info, err := credentials.NewTLS(conf).ServerHandshake(certs.Below(conn))
+	secure, info, err := credentials.NewTLS(conf).ServerHandshake(certs.NewRecordBuffer(conn))
 	if err != nil {
 		d.source.LogRefused(conn.RemoteAddr(), err)
 		return nil, nil, err

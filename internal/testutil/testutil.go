@@ -5,10 +5,13 @@ package testutil
 import (
 	"context"
 	"encoding/hex"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,4 +111,29 @@ func Python(t *testing.T, imports string, packages ...string) string {
 		}
 	}
 	return bin
+}
+
+// WriteCounter counts the writes of a connection.
+type WriteCounter struct {
+	net.Conn
+	Writes atomic.Int64
+}
+
+func (c *WriteCounter) Write(b []byte) (int, error) {
+	c.Writes.Add(1)
+	return c.Conn.Write(b)
+}
+
+// WantBatches fails the test unless 300 KiB that are written to from arrive at to, with a few writes of below.
+func WantBatches(tb testing.TB, what string, from, to net.Conn, below *WriteCounter) {
+	tb.Helper()
+	const size, most = 300 << 10, 10
+	before := below.Writes.Load()
+	go from.Write(make([]byte, size))
+	if n, err := io.ReadFull(to, make([]byte, size)); err != nil {
+		tb.Errorf("%s: %d of %d bytes arrive: %v", what, n, size, err)
+	}
+	if n := below.Writes.Load() - before; n > most {
+		tb.Errorf("%s: a Write of %d bytes takes %d system calls, want ≤ %d", what, size, n, most)
+	}
 }

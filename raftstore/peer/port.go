@@ -172,7 +172,7 @@ func (p *Port) handshake(c net.Conn, place *quota.Place) {
 	}
 	c.SetDeadline(time.Time{})
 	if s, ok := c.(*tls.Conn); ok {
-		c = certs.EndWithCertificate(certs.Above(s), s.ConnectionState().PeerCertificates[0])
+		c = certs.EndWithCertificate(certs.BatchRecords(s), s.ConnectionState().PeerCertificates[0])
 	}
 	layer.deliver(c, &pre, peer)
 }
@@ -507,12 +507,12 @@ func (l *Layer) introduce(ctx context.Context, t *conn, host string, to rowraft.
 			}
 			conf.ServerName = name
 		}
-		s := tls.Client(certs.Below(t.Conn), conf)
+		s := tls.Client(certs.NewRecordBuffer(t.Conn), conf)
 		if err := s.HandshakeContext(ctx); err != nil {
 			return err
 		}
 		l.mu.Lock()
-		t.Conn = certs.Above(s)
+		t.Conn = certs.BatchRecords(s)
 		l.mu.Unlock()
 	}
 	pre := preamble{cluster: o.Cluster, from: o.Node, to: to, group: l.group, channel: speak}

@@ -2,11 +2,14 @@ package peer
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"io"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +17,8 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
 	"github.com/rowraft/rowraft/raftstore/marks"
@@ -267,6 +272,71 @@ func TestStartsAreAcceptedInOrder(t *testing.T) {
 			t.Errorf("a port that has just started has heard no process: %v", err)
 		}
 	})
+}
+
+// countedListener counts the writes of the connections that it accepts.
+type countedListener struct {
+	net.Listener
+	accepted chan *testutil.WriteCounter
+}
+
+func (l *countedListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	counter := &testutil.WriteCounter{Conn: c}
+	l.accepted <- counter
+	return counter, nil
+}
+
+// TestWritesOverTLSAreBatched: those of the server that dials, and those of the one that accepts.
+func TestWritesOverTLSAreBatched(t *testing.T) {
+	ca, err := certs.NewCA(filepath.Join(t.TempDir(), "ca"), "lab", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := ca.Issue(filepath.Join(t.TempDir(), "n"), certs.Request{Hosts: []string{"127.0.0.1"},
+		Identity: certs.Identity{Role: certs.Server, Name: "n"}, Valid: 50 * time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := files.Open(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted := &countedListener{accepted: make(chan *testutil.WriteCounter, 1)}
+	port, addr := testPort(t, func(o *Options) {
+		counted.Listener = o.Listener
+		o.Listener = certs.NewListener(counted, source.Server(certs.Server))
+	})
+	dialled := make(chan *testutil.WriteCounter, 1)
+	other, _ := testPort(t, func(o *Options) {
+		o.Node = "node-1"
+		o.DialTLS = func() *tls.Config { return source.Client(certs.Server) }
+		o.Resolve = func(rowraft.NodeID) (string, error) { return addr, nil }
+		o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+			counter := &testutil.WriteCounter{Conn: c}
+			dialled <- counter
+			return counter, err
+		}
+	})
+	layer, otherLayer := port.Layer("g", nil), other.Layer("g", nil)
+	defer layer.Close()
+	defer otherLayer.Close()
+	here, err := otherLayer.Dial("node-0", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	there, err := layer.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	testutil.WantBatches(t, "the server that dialled", here, there, <-dialled)
+	testutil.WantBatches(t, "the server that accepted", there, here, <-counted.accepted)
 }
 
 // testPort opens the peer port of node-0 of cluster c1 on loopback.

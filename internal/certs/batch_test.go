@@ -45,7 +45,7 @@ func pair(t testing.TB) (client, server net.Conn, wire *countedWrites) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := Listen(plain, source.Server(Server))
+	l := NewListener(plain, source.Server(Server))
 	defer l.Close()
 	raw, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -54,33 +54,33 @@ func pair(t testing.TB) (client, server net.Conn, wire *countedWrites) {
 	wire = &countedWrites{Conn: raw}
 	conf := source.Client(Server)
 	conf.ServerName = "127.0.0.1"
-	client = Above(tls.Client(Below(wire), conf))
+	client = BatchRecords(tls.Client(NewRecordBuffer(wire), conf))
 	accepted, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
-	server = Above(accepted)
+	server = BatchRecords(accepted)
 	for _, c := range []net.Conn{client, server} {
-		if _, ok := c.(*above); !ok {
-			t.Fatalf("Above returned %T", c)
+		if _, ok := c.(*batchedConn); !ok {
+			t.Fatalf("BatchRecords returned %T", c)
 		}
 		c.SetDeadline(time.Now().Add(20 * time.Second))
 		t.Cleanup(func() { c.Close() })
 	}
-	// Until a connection has sent 128 KiB, its records are smaller.
-	first := make([]byte, 256<<10)
-	go client.Write(first)
-	if _, err := io.ReadFull(server, first); err != nil {
+	hello := []byte("hello")
+	go client.Write(hello)
+	if _, err := io.ReadFull(server, hello); err != nil {
 		t.Fatal(err)
 	}
 	return client, server, wire
 }
 
-// TestRecordsOfAWriteAreSentTogether: a Write takes one system call for each 64 KiB, a small one one.
+// TestRecordsOfAWriteAreSentTogether: a Write takes a system call for each 64 KiB, also while a new connection has small
+// records.
 func TestRecordsOfAWriteAreSentTogether(t *testing.T) {
 	client, server, wire := pair(t)
-	for _, w := range []struct{ size, most int64 }{{1, 1}, {recordBytes, 1}, {recordBytes + 1, 1}, {60 << 10, 1},
-		{64 << 10, 1}, {300 << 10, 5}, {1 << 20, 17}} {
+	for _, w := range []struct{ size, maxWrites int64 }{{1, 1}, {16 << 10, 1}, {16<<10 + 1, 1}, {60 << 10, 1}, {64 << 10, 2},
+		{300 << 10, 5}, {1 << 20, 16}} {
 		sent := make([]byte, w.size)
 		for i := range sent {
 			sent[i] = byte(i*7 + i>>8)
@@ -95,9 +95,14 @@ func TestRecordsOfAWriteAreSentTogether(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		if n := wire.n.Load() - before; n > w.most {
-			t.Errorf("%d bytes take %d writes, want ≤ %d", w.size, n, w.most)
+		if n := wire.n.Load() - before; n > w.maxWrites {
+			t.Errorf("%d bytes take %d writes, want ≤ %d", w.size, n, w.maxWrites)
 		}
+	}
+	before := wire.n.Load()
+	client.(*batchedConn).records.Write([]byte("an alert that a Read sends"))
+	if wire.n.Load() == before {
+		t.Error("a record that is written when no Write runs is held")
 	}
 }
 
@@ -105,19 +110,17 @@ func TestRecordsOfAWriteAreSentTogether(t *testing.T) {
 func TestWritesOfSeveralGoroutinesStayWhole(t *testing.T) {
 	const writers, rounds, size = 4, 20, 100 << 10
 	client, server, _ := pair(t)
-	var all sync.WaitGroup
+	var wg sync.WaitGroup
 	for w := range writers {
-		all.Go(func() {
+		wg.Go(func() {
 			b := bytes.Repeat([]byte{byte(w + 1)}, size)
 			for range rounds {
-				if _, err := client.Write(b); err != nil {
-					t.Error(err)
-				}
+				client.Write(b) // an error ends the reader, too
 			}
 		})
 	}
-	all.Go(func() { server.Write(make([]byte, 1<<20)) })
-	all.Go(func() { io.ReadFull(client, make([]byte, 1<<20)) })
+	wg.Go(func() { server.Write(make([]byte, 1<<20)) })
+	wg.Go(func() { io.ReadFull(client, make([]byte, 1<<20)) })
 	got := make([]byte, size)
 	for range writers * rounds {
 		if _, err := io.ReadFull(server, got); err != nil {
@@ -127,7 +130,7 @@ func TestWritesOfSeveralGoroutinesStayWhole(t *testing.T) {
 			t.Fatalf("of %d bytes of one Write, %d are of another", size, size-n)
 		}
 	}
-	all.Wait()
+	wg.Wait()
 }
 
 // TestAWriteReportsWhatItCouldNotSend: records count as written for crypto/tls when they are held, so the error of
@@ -166,11 +169,26 @@ func TestCloseEndsAWriteThatWaits(t *testing.T) {
 		}
 	}()
 	testutil.Eventually(t, "a Write waits", func() bool {
-		at := wire.since.Load()
-		return at != 0 && time.Since(time.Unix(0, at)) > 100*time.Millisecond
+		began := wire.since.Load()
+		return began != 0 && time.Since(time.Unix(0, began)) > 100*time.Millisecond
 	})
 	client.Close()
 	if err := <-done; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("the Write ends with %v, want %v", err, net.ErrClosed)
+	}
+}
+
+// TestAWriteIsSentWhenItReturns: also if another Write holds its records at that time.
+func TestAWriteIsSentWhenItReturns(t *testing.T) {
+	client, _, wire := pair(t)
+	for _, size := range []int{1, 20 << 10} {
+		client.(*batchedConn).records.hold()
+		before := wire.bytes.Load()
+		if n, err := client.Write(make([]byte, size)); n != size || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+		if n := wire.bytes.Load() - before; n < int64(size) {
+			t.Errorf("of a Write of %d bytes, %d are sent", size, n)
+		}
 	}
 }
