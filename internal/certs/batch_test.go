@@ -75,12 +75,12 @@ func pair(t testing.TB) (client, server net.Conn, wire *countedWrites) {
 	return client, server, wire
 }
 
-// TestRecordsOfAWriteAreSentTogether: a Write takes a system call for each 64 KiB, also while a new connection has small
-// records.
+// TestRecordsOfAWriteAreSentTogether: a Write takes a system call for each 64 KiB, also on a new connection, whose
+// records are small.
 func TestRecordsOfAWriteAreSentTogether(t *testing.T) {
 	client, server, wire := pair(t)
-	for _, w := range []struct{ size, maxWrites int64 }{{1, 1}, {16 << 10, 1}, {16<<10 + 1, 1}, {60 << 10, 1}, {64 << 10, 2},
-		{300 << 10, 5}, {1 << 20, 16}} {
+	for _, w := range []struct{ size, maxWrites int64 }{{1, 1}, {16 << 10, 1}, {16<<10 + 1, 1}, {60 << 10, 1},
+		{64 << 10, 2}, {300 << 10, 5}, {1 << 20, 16}} {
 		sent := make([]byte, w.size)
 		for i := range sent {
 			sent[i] = byte(i*7 + i>>8)

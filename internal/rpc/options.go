@@ -45,6 +45,15 @@ func CheckInsecure(addr net.Addr) error {
 	return nil
 }
 
+// readBuffer returns the size of gRPC's read buffer of a connection. TLS has a buffer of its own, so gRPC's would be one
+// more copy, and 256 KiB for each connection.
+func readBuffer(source *certs.Source) int {
+	if source != nil {
+		return 0
+	}
+	return bufferBytes
+}
+
 // ServerOptions returns the options of every gRPC server of the project; a nil source means plaintext.
 func ServerOptions(source *certs.Source) []grpc.ServerOption {
 	return []grpc.ServerOption{
@@ -58,7 +67,7 @@ func ServerOptions(source *certs.Source) []grpc.ServerOption {
 		grpc.MaxSendMsgSize(MaxReplyBytes),
 		grpc.InitialWindowSize(windowBytes),
 		grpc.InitialConnWindowSize(windowBytes),
-		grpc.ReadBufferSize(bufferBytes),
+		grpc.ReadBufferSize(readBuffer(source)),
 		grpc.WriteBufferSize(bufferBytes),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second,
 			MaxConnectionAge: maxConnAge, MaxConnectionAgeGrace: connAgeGrace}),
@@ -85,7 +94,7 @@ func Dial(addr string, source *certs.Source, dial DialFunc) (*grpc.ClientConn, e
 		grpc.WithMaxHeaderListSize(16 << 10),
 		grpc.WithInitialWindowSize(windowBytes),
 		grpc.WithInitialConnWindowSize(windowBytes),
-		grpc.WithReadBufferSize(bufferBytes),
+		grpc.WithReadBufferSize(readBuffer(source)),
 		grpc.WithWriteBufferSize(bufferBytes),
 		grpc.WithConnectParams(connectParams),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
