@@ -45,8 +45,8 @@ func CheckInsecure(addr net.Addr) error {
 	return nil
 }
 
-// readBuffer returns the size of gRPC's read buffer of a connection. TLS has a buffer of its own, so gRPC's would be one
-// more copy, and 256 KiB for each connection.
+// readBuffer returns the size of gRPC's read buffer of a connection. TLS has a buffer of its own, so gRPC's would be
+// one more copy, and 256 KiB for each connection.
 func readBuffer(source *certs.Source) int {
 	if source != nil {
 		return 0
