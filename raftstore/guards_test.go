@@ -296,6 +296,42 @@ func TestPendingBytesAreBounded(t *testing.T) {
 	}
 }
 
+// TestCloseRefusesWhatRaftDoesNotHave: proposals that wait for the dispatcher have no effect, and their callers learn
+// that at once, even if the machine hangs.
+func TestCloseRefusesWhatRaftDoesNotHave(t *testing.T) {
+	block := make(chan struct{})
+	c := newTestCluster(t, 1, nil)
+	n := c.nodes[0]
+	c.open(n)
+	n.machine.beforeApply = func(rowraft.Index, []byte) any { <-block; return nil }
+	c.startGroup(n)
+	c.leader()
+	var futures []*Future
+	for range 4 * maxInflightEntries {
+		futures = append(futures, n.group.Propose([]byte{1}))
+	}
+	run := n.group.run.Load()
+	testutil.Eventually(t, "the dispatcher waits for results", func() bool {
+		return len(run.inflight) == maxInflightEntries
+	})
+	closed := make(chan struct{})
+	go func() {
+		c.stop(n)
+		close(closed)
+	}()
+	for i := range 2 * maxInflightEntries { // the last ones
+		_, _, err := futures[len(futures)-1-i].Wait(testutil.Context(t))
+		testutil.WantCode(t, err, rowraft.CodeClosing)
+	}
+	select {
+	case <-closed:
+		t.Error("the group has ended before its machine")
+	default:
+	}
+	close(block)
+	<-closed
+}
+
 // A follower that was down for so long that raft backs off by seconds gets entries as soon as it answers heartbeats.
 func TestReturningFollowerCatchesUpAtOnce(t *testing.T) {
 	t.Parallel()

@@ -16,8 +16,9 @@ import (
 // maxPendingEntries bounds the proposals of a group, in addition to MaxPendingBytes.
 const maxPendingEntries = 1024
 
-// maxInflightEntries bounds those of them that the dispatcher has passed to raft.
-const maxInflightEntries = 64
+// maxInflightEntries bounds the proposals that the dispatcher has passed to raft and that wait for their results: two
+// of raft's writes have so many.
+const maxInflightEntries = 2 * sentEntries
 
 // instance is one run of raft for a group, from NewRaft to Shutdown.
 //
@@ -40,7 +41,7 @@ type instance struct {
 	notify chan bool     // raft's leadership; buffered, because raft's main goroutine blocks on it
 	over   chan struct{} // closed when raft has ended: unresolved outcomes stay unknown
 
-	more     chan struct{}  // of 1: queue was empty, or stopping is set
+	more     chan struct{}  // of 1, to the dispatcher, which empties queue before it waits: look at queue and stopping
 	inflight chan *Future   // read by the completer; closed by the dispatcher
 	drained  chan struct{}  // closed by the completer at its end
 	reads    sync.WaitGroup // read rounds, transfers, changes of the members
@@ -159,6 +160,7 @@ func (n *instance) shutdown(graceful bool) error {
 	n.mu.Lock()
 	n.mu.stopping = true
 	n.mu.Unlock()
+	n.refuseQueued()
 	n.tellDispatcher()
 
 	drained := make(chan struct{})

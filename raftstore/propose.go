@@ -8,6 +8,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/fifo"
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
@@ -173,7 +174,18 @@ func (n *instance) enqueue(data []byte) *Future {
 	return f
 }
 
-// tellDispatcher tells dispatch to look at queue and stopping.
+// refuseQueued resolves the proposals that dispatch has not taken. stopping is set, so there will be no others.
+func (n *instance) refuseQueued() {
+	n.mu.Lock()
+	queued := n.mu.queue
+	n.mu.queue = fifo.Queue[*Future]{}
+	n.mu.Unlock()
+	for f, ok := queued.Take(); ok; f, ok = queued.Take() {
+		n.resolve(f, nil, 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
+	}
+}
+
+// tellDispatcher makes dispatch look at queue and stopping. It never blocks, so n.mu may be held.
 func (n *instance) tellDispatcher() {
 	select {
 	case n.more <- struct{}{}:
@@ -208,11 +220,9 @@ func (n *instance) dispatch() {
 		stopping := n.mu.stopping
 		n.mu.Unlock()
 		switch {
-		case ok && !stopping:
+		case ok:
 			f.raft = n.raft.ApplyLog(raft.Log{Data: f.entry, Extensions: entry.Seal(f.entry)}, 0)
 			n.inflight <- f
-		case ok:
-			n.resolve(f, nil, 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
 		case stopping:
 			return
 		default:

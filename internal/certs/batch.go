@@ -10,8 +10,8 @@ import (
 // batchBytes is how many bytes of records are sent with one system call, or a little more.
 const batchBytes = 64 << 10
 
-// NewRecordBuffer returns conn for a TLS connection above it, which BatchRecords makes faster. Without BatchRecords, it
-// behaves like conn.
+// NewRecordBuffer returns a connection on conn. A TLS connection above it can be given to BatchRecords. Without
+// BatchRecords, the record buffer behaves like conn.
 func NewRecordBuffer(conn net.Conn) net.Conn { return &recordBuffer{Conn: conn} }
 
 // BatchRecords returns a connection that writes to secure, and sends the records of a Write together: crypto/tls makes
@@ -26,7 +26,7 @@ func BatchRecords(secure net.Conn) net.Conn {
 	return secure
 }
 
-// NewListener returns a listener of TLS connections on the connections of l. BatchRecords makes them faster.
+// NewListener returns a listener of TLS connections on the connections of l. They can be given to BatchRecords.
 func NewListener(l net.Listener, conf *tls.Config) net.Listener { return &listener{l, conf} }
 
 type listener struct {
@@ -42,11 +42,11 @@ func (l *listener) Accept() (net.Conn, error) {
 	return tls.Server(NewRecordBuffer(c), l.conf), nil
 }
 
-// batchedConn is a TLS connection that sends the records of a Write together.
+// batchedConn is a TLS connection that sends the records of a Write together. Safe for concurrent use, like tls.Conn.
 type batchedConn struct {
 	*tls.Conn
 	records *recordBuffer
-	calls   atomic.Int32 // 2 for each Write that runs; +1: closed
+	calls   atomic.Int32 // 2 for each Write that runs, and 1 after Close
 }
 
 // Write writes b. With an error, it returns 0, although a part of b may have been sent.
@@ -90,7 +90,7 @@ type recordBuffer struct {
 	mu      sync.Mutex // held while records are sent; crypto/tls sends one after the other, too
 	holding bool
 	held    *[]byte // the records that are held, in one of batchBuffers; nil if there is none
-	failed  error   // the first error of a send; all later writes return it, because the stream has a gap
+	failed  error   // the first error of sendHeld; all later writes return it, because the stream has a gap
 }
 
 // batchBuffers have room for batchBytes and one more record.
@@ -125,8 +125,8 @@ func (r *recordBuffer) hold() {
 }
 
 // release sends the held records, and makes Write hold no more. It returns the first error of a send. Each
-// batchedConn.Write calls it, so that none returns before its records are sent. If others are running, they only get
-// smaller batches.
+// batchedConn.Write calls it, so that none returns before its records are sent. Other Writes that run only get smaller
+// batches.
 func (r *recordBuffer) release() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -69,7 +69,7 @@ func pair(t testing.TB) (client, server net.Conn, wire *countedWrites) {
 	}
 	hello := []byte("hello")
 	go client.Write(hello)
-	if _, err := io.ReadFull(server, hello); err != nil {
+	if _, err := io.ReadFull(server, make([]byte, len(hello))); err != nil {
 		t.Fatal(err)
 	}
 	return client, server, wire

@@ -1,11 +1,11 @@
 package fifo
 
 // keptItems is how large an empty queue may stay.
-const keptItems = 16
+const keptItems = 64
 
 // Queue returns items in the order in which they were added. The zero Queue is empty. Not safe for concurrent use.
 type Queue[T any] struct {
-	items []T // those before next are taken
+	items []T // the items before next are taken
 	next  int
 }
 

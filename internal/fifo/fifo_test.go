@@ -28,7 +28,7 @@ func TestQueueAgainstASlice(t *testing.T) {
 		if q.Len() != len(want) {
 			t.Fatalf("seed %d: Len is %d, want %d", seed, q.Len(), len(want))
 		}
-		held := 0 // what was taken may be freed
+		held := 0 // items that are taken must be free for the garbage collector
 		for _, item := range q.items[:cap(q.items)] {
 			if item != nil {
 				held++

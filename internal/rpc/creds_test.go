@@ -38,35 +38,37 @@ func TestWritesOverTLSAreBatched(t *testing.T) {
 		"server":                  creds,
 		"server with an entrance": &portCreds{transport{creds, source}, nil},
 	} {
-		raw, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		below := &testutil.WriteCounter{Conn: raw}
-		raw, err = l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		belowServer := &testutil.WriteCounter{Conn: raw}
-		accepted := make(chan net.Conn, 1)
-		go func() {
-			c, _, err := server.ServerHandshake(belowServer)
+		t.Run(what, func(t *testing.T) {
+			raw, err := net.Dial("tcp", l.Addr().String())
 			if err != nil {
-				t.Error(err)
+				t.Fatal(err)
 			}
-			accepted <- c
-		}()
-		client, _, err := creds.ClientHandshake(testutil.Context(t), "127.0.0.1", below)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Close()
-		c := <-accepted
-		if c == nil {
-			return
-		}
-		defer c.Close()
-		testutil.WantBatches(t, "client of a "+what, client, c, below)
-		testutil.WantBatches(t, what, c, client, belowServer)
+			below := &testutil.WriteCounter{Conn: raw}
+			raw, err = l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			belowServer := &testutil.WriteCounter{Conn: raw}
+			accepted := make(chan net.Conn, 1)
+			go func() {
+				c, _, err := server.ServerHandshake(belowServer)
+				if err != nil {
+					t.Error(err)
+				}
+				accepted <- c
+			}()
+			client, _, err := creds.ClientHandshake(testutil.Context(t), "127.0.0.1", below)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			c := <-accepted
+			if c == nil {
+				return
+			}
+			defer c.Close()
+			testutil.WantBatches(t, "client of a "+what, client, c, below)
+			testutil.WantBatches(t, what, c, client, belowServer)
+		})
 	}
 }

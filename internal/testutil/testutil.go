@@ -124,12 +124,19 @@ func (c *WriteCounter) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// WantBatches fails the test unless 300 KiB that are written to from arrive at to, with a few writes of below.
+// WantBatches fails the test unless 300 KiB that are written to from arrive at to, with at most 10 writes of below.
 func WantBatches(tb testing.TB, what string, from, to net.Conn, below *WriteCounter) {
 	tb.Helper()
 	const size, most = 300 << 10, 10
 	before := below.Writes.Load()
-	go from.Write(make([]byte, size))
+	for _, c := range []net.Conn{from, to} {
+		c.SetDeadline(time.Now().Add(time.Minute))
+	}
+	go func() {
+		if _, err := from.Write(make([]byte, size)); err != nil {
+			tb.Errorf("%s: %v", what, err)
+		}
+	}()
 	if n, err := io.ReadFull(to, make([]byte, size)); err != nil {
 		tb.Errorf("%s: %d of %d bytes arrive: %v", what, n, size, err)
 	}

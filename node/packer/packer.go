@@ -42,7 +42,7 @@ type Proposer interface {
 // and gives the parts their results. It also proposes again what a refused sum left without one. Close ends both
 // after every part has a result.
 //
-// mu is held for short updates.
+// mu is held for short updates, and for the send to more, which never blocks.
 type Packer struct {
 	group  Proposer
 	header func() wire.EntryHeader // log time and epoch of the next entry
@@ -53,7 +53,7 @@ type Packer struct {
 
 	ahead chan proposed
 	stop  chan struct{}
-	more  chan struct{} // receives after queue was empty
+	more  chan struct{} // of 1, from Submit to pack, which empties queue before it waits: there is a part
 	// unfinished counts the proposed entries without a result; deliver sends to finished when it changes.
 	unfinished atomic.Int32
 	finished   chan struct{}

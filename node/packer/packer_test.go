@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -95,4 +97,30 @@ func (b *Packer) queuedBytes() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.queued
+}
+
+// TestClosedPackerProposesNothing: the parts that wait in the queue end with CodeClosing.
+func TestClosedPackerProposesNothing(t *testing.T) {
+	k := newIdle(&sizes{}, firstEpoch)
+	var results []<-chan shard.PartResult
+	for range 2 {
+		done, err := k.Submit(t.Context(), wire.Part{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		results = append(results, done)
+	}
+	k.closed = true
+	if w := k.take(); w != nil {
+		t.Fatal("a closed packer takes a part from its queue")
+	}
+	k.drain()
+	for _, done := range results {
+		select {
+		case r := <-done:
+			testutil.WantCode(t, r.Err, rowraft.CodeClosing)
+		default:
+			t.Fatal("a part of a closed packer has no result")
+		}
+	}
 }
