@@ -255,17 +255,24 @@ func TestFullDiskRefusesProposals(t *testing.T) {
 	c.propose("after")
 }
 
-func TestPendingBytesAreBounded(t *testing.T) {
-	block := make(chan struct{})
-	c := newTestCluster(t, 1, func(o *Options) {
-		o.MaxEntryBytes = 1000
-		o.MaxPendingBytes = 3000
-	})
-	n := c.nodes[0]
+// blockedCluster starts a cluster of one node. Its machine applies nothing until block is closed.
+func blockedCluster(t *testing.T, tune func(*Options)) (c *testCluster, n *testNode, block chan struct{}) {
+	t.Helper()
+	block = make(chan struct{})
+	c = newTestCluster(t, 1, tune)
+	n = c.nodes[0]
 	c.open(n)
 	n.machine.beforeApply = func(rowraft.Index, []byte) any { <-block; return nil }
 	c.startGroup(n)
 	c.leader()
+	return c, n, block
+}
+
+func TestPendingBytesAreBounded(t *testing.T) {
+	_, n, block := blockedCluster(t, func(o *Options) {
+		o.MaxEntryBytes = 1000
+		o.MaxPendingBytes = 3000
+	})
 	var futures []*Future
 	for range 3 {
 		futures = append(futures, n.group.Propose(make([]byte, 1000)))
@@ -299,13 +306,7 @@ func TestPendingBytesAreBounded(t *testing.T) {
 // TestCloseRefusesWhatRaftDoesNotHave: proposals that wait for the dispatcher have no effect, and their callers learn
 // that at once, even if the machine hangs.
 func TestCloseRefusesWhatRaftDoesNotHave(t *testing.T) {
-	block := make(chan struct{})
-	c := newTestCluster(t, 1, nil)
-	n := c.nodes[0]
-	c.open(n)
-	n.machine.beforeApply = func(rowraft.Index, []byte) any { <-block; return nil }
-	c.startGroup(n)
-	c.leader()
+	c, n, block := blockedCluster(t, nil)
 	var futures []*Future
 	for range 4 * maxInflightEntries {
 		futures = append(futures, n.group.Propose([]byte{1}))

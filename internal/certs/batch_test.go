@@ -17,10 +17,10 @@ import (
 
 // countedWrites counts the writes of a connection, and refuses those that begin while broken is set.
 type countedWrites struct {
-	net.Conn
-	n, bytes atomic.Int64
-	broken   atomic.Bool
-	since    atomic.Int64 // when the Write that runs began; 0: none runs
+	testutil.WriteCounter
+	bytes  atomic.Int64
+	broken atomic.Bool
+	since  atomic.Int64 // when the Write that runs began; 0: none runs
 }
 
 var errBroken = errors.New("the cable is cut")
@@ -29,11 +29,10 @@ func (c *countedWrites) Write(b []byte) (int, error) {
 	if c.broken.Load() {
 		return 0, errBroken
 	}
-	c.n.Add(1)
 	c.bytes.Add(int64(len(b)))
 	c.since.Store(time.Now().UnixNano())
 	defer c.since.Store(0)
-	return c.Conn.Write(b)
+	return c.WriteCounter.Write(b)
 }
 
 // pair returns the two ends of a TLS connection, and what is below the first.
@@ -51,7 +50,7 @@ func pair(t testing.TB) (client, server net.Conn, wire *countedWrites) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wire = &countedWrites{Conn: raw}
+	wire = &countedWrites{WriteCounter: testutil.WriteCounter{Conn: raw}}
 	conf := source.Client(Server)
 	conf.ServerName = "127.0.0.1"
 	client = BatchRecords(tls.Client(NewRecordBuffer(wire), conf))
@@ -86,7 +85,7 @@ func TestRecordsOfAWriteAreSentTogether(t *testing.T) {
 			sent[i] = byte(i*7 + i>>8)
 		}
 		done := make(chan error, 1)
-		before := wire.n.Load()
+		before := wire.Writes.Load()
 		go func() { _, err := client.Write(sent); done <- err }()
 		got := make([]byte, w.size)
 		if _, err := io.ReadFull(server, got); err != nil || !bytes.Equal(got, sent) {
@@ -95,13 +94,13 @@ func TestRecordsOfAWriteAreSentTogether(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		if n := wire.n.Load() - before; n > w.maxWrites {
+		if n := wire.Writes.Load() - before; n > w.maxWrites {
 			t.Errorf("%d bytes take %d writes, want ≤ %d", w.size, n, w.maxWrites)
 		}
 	}
-	before := wire.n.Load()
+	before := wire.Writes.Load()
 	client.(*batchedConn).records.Write([]byte("an alert that a Read sends"))
-	if wire.n.Load() == before {
+	if wire.Writes.Load() == before {
 		t.Error("a record that is written when no Write runs is held")
 	}
 }

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"strings"
 
@@ -75,12 +76,20 @@ func (c *explained) Read(b []byte) (int, error) {
 }
 
 func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secure, info, err := credentials.NewTLS(t.source.Server()).ServerHandshake(certs.NewRecordBuffer(conn))
+	secure, info, err := t.accept(conn, t.source.Server())
 	if err != nil {
-		t.source.LogRefused(conn.RemoteAddr(), err)
 		return nil, nil, err
 	}
 	return identify(conn, secure, info)
+}
+
+// accept makes a server's TLS handshake on conn, and logs why it refuses a client.
+func (t *transport) accept(conn net.Conn, conf *tls.Config) (net.Conn, credentials.AuthInfo, error) {
+	secure, info, err := credentials.NewTLS(conf).ServerHandshake(certs.NewRecordBuffer(conn))
+	if err != nil {
+		t.source.LogRefused(conn.RemoteAddr(), err)
+	}
+	return secure, info, err
 }
 
 // identify reads the identity of the peer of a handshake, and marks conn, the connection below TLS, as

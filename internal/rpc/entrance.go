@@ -103,9 +103,8 @@ func (d *portCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 		}
 		return others(hello)
 	}
-	secure, info, err := credentials.NewTLS(conf).ServerHandshake(certs.NewRecordBuffer(conn))
+	secure, info, err := d.accept(conn, conf)
 	if err != nil {
-		d.source.LogRefused(conn.RemoteAddr(), err)
 		return nil, nil, err
 	}
 	if info.(credentials.TLSInfo).State.NegotiatedProtocol != certs.JoinProtocol {
