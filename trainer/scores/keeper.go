@@ -67,6 +67,7 @@ type Keeper struct {
 // save is a checkpoint of a score.
 type save struct {
 	score jobs.Score
+	best  bool // no earlier score was better
 	lower bool
 	saved string        // the previous one, as the Book knew it
 	done  chan struct{} // closed when it is made, has failed, or a better score needs one
@@ -79,8 +80,8 @@ type Verdict struct {
 }
 
 // Report compares a score with the earlier ones of the run, and begins a checkpoint if it is the best one. If the best
-// one has no checkpoint, a score gets one that is better than the last one that has. A score that is not defined counts
-// for nothing.
+// one has no checkpoint and none is being made of it, a score gets one that is better than the last one that has, and
+// than one that gets it. A score that is not defined counts for nothing.
 func (k *Keeper) Report(ctx context.Context, h *report.Held) (v Verdict) {
 	metric, value, lower := h.Metric()
 	if math.IsNaN(value) || math.IsInf(value, 0) {
@@ -88,6 +89,7 @@ func (k *Keeper) Report(ctx context.Context, h *report.Held) (v Verdict) {
 		return v
 	}
 	s := jobs.Score{Metric: metric, Value: value, Step: h.Step}
+	pending := k.pending() // before the call: the answer has the checkpoints that were made before it
 	all, err := k.book(ctx, s, lower)
 	if err != nil {
 		k.Note("the score after step %d is not compared with the earlier ones: %v", h.Step, err)
@@ -95,8 +97,11 @@ func (k *Keeper) Report(ctx context.Context, h *report.Held) (v Verdict) {
 	}
 	v.Best = all.SinceBest == 0
 	better := all.Saved == nil || isBetter(value, all.Saved.Value, lower, 0)
+	if pending != nil {
+		better = better && !pending.best && isBetter(value, pending.score.Value, lower, 0)
+	}
 	if k.Save != nil && (v.Best || all.Best.Checkpoint == "" && better) {
-		k.beginSave(s, lower, all.Saved)
+		k.beginSave(&save{score: s, best: v.Best, lower: lower}, all.Saved)
 	}
 	if k.Stop.Patience > 0 && all.SinceBest >= k.Stop.Patience {
 		v.Stop = fmt.Sprintf("early stop: %d scores were not better than %s %.4f after step %d", all.SinceBest,
@@ -116,8 +121,8 @@ func (k *Keeper) book(ctx context.Context, s jobs.Score, lower bool) (jobs.Score
 
 // beginSave has a checkpoint made of a score, after the one that is being made. A better score takes the place of one
 // that waits.
-func (k *Keeper) beginSave(s jobs.Score, lower bool, saved *jobs.Score) {
-	one := &save{score: s, lower: lower, done: make(chan struct{})}
+func (k *Keeper) beginSave(one *save, saved *jobs.Score) {
+	one.done = make(chan struct{})
 	if saved != nil {
 		one.saved = saved.Checkpoint
 	}
@@ -165,11 +170,8 @@ func (k *Keeper) makeSave(one *save) {
 		s.Step)
 }
 
-// Saving returns a channel that is closed when the newest checkpoint is complete; nil if it is, or there is none.
-func (k *Keeper) Saving() <-chan struct{} {
-	if k == nil {
-		return nil
-	}
+// pending returns the newest checkpoint if it is not complete, else nil.
+func (k *Keeper) pending() *save {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.newest == nil {
@@ -179,8 +181,19 @@ func (k *Keeper) Saving() <-chan struct{} {
 	case <-k.newest.done:
 		return nil
 	default:
-		return k.newest.done
+		return k.newest
 	}
+}
+
+// Saving returns a channel that is closed when the newest checkpoint is complete; nil if it is, or there is none.
+func (k *Keeper) Saving() <-chan struct{} {
+	if k == nil {
+		return nil
+	}
+	if one := k.pending(); one != nil {
+		return one.done
+	}
+	return nil
 }
 
 // Wait returns when no checkpoint is being made, after the last Report.

@@ -209,3 +209,43 @@ func TestSavingIsConcurrent(t *testing.T) {
 		t.Error("a job without scores makes a checkpoint")
 	}
 }
+
+// While a checkpoint is made, or waits, a score that is worse, or is the best one by less than min_delta, begins none:
+// its checkpoint would be the last, and the one that is kept.
+func TestNoCheckpointReplacesThatOfABetterScore(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		values []float64
+		fail   bool // of the first checkpoint; the last two scores come after that
+		made   int
+		saved  float64
+	}{
+		{"a worse score", []float64{.8, .7}, false, 1, .8},
+		{"better by less than min_delta", []float64{.8, .805}, false, 1, .8},
+		{"a better score waits", []float64{.8, .9, .85}, false, 2, .9},
+		{"a worse one after a failure", []float64{.9, .8, .7}, true, 2, .8},
+		{"a better one after a failure", []float64{.9, .7, .8}, true, 3, .8},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			let, made := make(chan error), 0
+			k := &Keeper{Book: &book{}, Stop: EarlyStop{Patience: 9, MinDelta: .01}, Note: t.Logf}
+			k.Save = func(string) (string, error) {
+				made++
+				return fmt.Sprintf("/c/%d", made), <-let
+			}
+			for i, v := range tc.values {
+				k.Report(t.Context(), auc(int64(i), v))
+				if synctest.Wait(); tc.fail && i == 0 {
+					let <- errors.New("no space")
+					k.Wait()
+				}
+			}
+			close(let)
+			k.Wait()
+			all, _ := k.Book.Scores(t.Context())
+			if made != tc.made || math.Abs(all.Saved.Value-tc.saved) > 1e-6 {
+				t.Errorf("%s: %d checkpoints, the last of %v; want %d, %v", tc.name, made, all.Saved.Value, tc.made, tc.saved)
+			}
+		})
+	}
+}
