@@ -36,8 +36,9 @@ type Config struct {
 	Staleness int           `yaml:"staleness"` // mode ssp: how many steps a trainer may be ahead of the slowest
 	Geo       GeoConfig     `yaml:"geo"`
 	// InFlight is how many pushes may be unacknowledged while training continues. With 0 the trainer pulls nothing
-	// ahead, and runs are bit-reproducible.
-	InFlight int    `yaml:"in_flight"`
+	// ahead, and runs are bit-reproducible. nil: 8 in mode async with one trainer, and less with several; 2 in the other
+	// modes, and with the optimizers sgd and momentum.
+	InFlight *int   `yaml:"in_flight"`
 	Seed     uint64 `yaml:"seed"`
 	// Rank of Trainers: without Splits this trainer reads every Trainers-th example. With a nil rank and several
 	// trainers, the scheduler assigns one.
@@ -152,7 +153,7 @@ var auditOptimizer = rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}
 func DefaultConfig() Config {
 	held, evaluate := 0.2, true
 	return Config{
-		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1,
+		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, Seed: 1, Trainers: 1, Batch: 512, Threads: 1,
 		Patience: 2 * time.Minute, Reads: tables.ReadConfig{Mode: "leader"},
 		Data:       DataConfig{Held: &held},
 		Model:      ModelConfig{Kind: DLRM, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
@@ -208,8 +209,8 @@ func (c *Config) Validate() error {
 	case strings.Contains(c.Job+".", tables.DenseSuffix+".") || strings.Contains(c.Job+".", tables.EmbeddingsSuffix+"."):
 		return invalid("job %q: a job named x.dense or x.embeddings would have tables of the job x: take another name",
 			c.Job)
-	case c.InFlight < 0 || c.InFlight > 64:
-		return invalid("in_flight %d: want 0 to 64", c.InFlight)
+	case inFlight(c) < 0 || inFlight(c) > 64:
+		return invalid("in_flight %d: want 0 to 64", inFlight(c))
 	case c.Lease != 0 && (c.Lease < time.Second || c.Lease > time.Hour):
 		return invalid("lease %v: want 1s to 1h", c.Lease)
 	case c.Trainers < 1:
@@ -432,9 +433,33 @@ func (c *Config) evaluate() bool {
 	return (c.Evaluate == nil || *c.Evaluate) && c.Data.Follow == "" // a stream has no held-out examples
 }
 
+// What a job without in_flight has. The more pushes may be unacknowledged, the less its trainers wait for disks and
+// networks; docs/training.md has the quality.
+const (
+	manyInFlight = 8
+	fewInFlight  = 2
+	mostUnderWay = 16 // batches of all trainers together; but each may have the batches of fewInFlight
+)
+
+// inFlight returns InFlight or, if it is not set, what the mode and the optimizers bear. The other modes push one batch
+// after the other. Sgd and momentum do not divide by the size of earlier gradients: their steps go too far if several
+// are from one state of the rows.
+func inFlight(c *Config) int {
+	divides := func(optimizer string) bool {
+		return optimizer != rowraft.SGD.String() && optimizer != rowraft.Momentum.String()
+	}
+	switch {
+	case c.InFlight != nil:
+		return *c.InFlight
+	case c.Mode == Async && divides(c.Embeddings.Optimizer) && divides(c.Dense.Optimizer):
+		return manyInFlight
+	}
+	return fewInFlight
+}
+
 // String describes the job in one line.
 func (c *Config) String() string {
-	return fmt.Sprintf("job %s, mode %s, batch %d, in_flight %d, trainer %d of %d", c.Job, c.Mode, c.Batch, c.InFlight,
+	return fmt.Sprintf("job %s, mode %s, batch %d, in_flight %d, trainer %d of %d", c.Job, c.Mode, c.Batch, inFlight(c),
 		c.rank(), c.Trainers)
 }
 

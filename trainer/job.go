@@ -306,7 +306,7 @@ func (j *Job) train(ctx context.Context) error {
 		return err
 	}
 	var err error
-	if j.cfg.InFlight == 0 {
+	if inFlight(&j.cfg) == 0 {
 		err = j.trainInStep(ctx, pushes, src)
 	} else {
 		err = newPipeline(j, pushes, src).run(ctx)
@@ -386,7 +386,6 @@ func (j *Job) read(src feed, w *work) (err error) {
 	if j.steps > 0 && src.count() >= j.steps || j.mode.Done() {
 		return io.EOF
 	}
-	j.ramp.Reached(src.count())
 	if err := src.next(w); err != nil {
 		if errors.Is(err, data.ErrNoneYet) {
 			j.windows.Close(false)
@@ -402,6 +401,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 
 // pull fills w with the weights. While it waits for other trainers it calls stop if a checkpoint wants the state.
 func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error) error {
+	j.ramp.Reached(w.Step - 1)
 	w.Segs = nil
 	if !w.Idle {
 		segs, err := j.deviceRows.ToPull(&w.onDevice, &w.pooled, j.fields, j.cfg.Cache.Reuse(j.ramp, w.Step))

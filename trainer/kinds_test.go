@@ -22,7 +22,7 @@ func TestKindsLearn(t *testing.T) {
 			cfg := DefaultConfig()
 			generator := data.DefaultGenerator()
 			generator.Examples, generator.Held, generator.Categorical, generator.Keys = 40_000, 4000, 5, 50
-			cfg.Generator, cfg.InFlight, cfg.Batch, cfg.Device = &generator, 0, 256, "cpu"
+			cfg.Generator, cfg.InFlight, cfg.Batch, cfg.Device = &generator, new(0), 256, "cpu"
 			cfg.Model = ModelConfig{Kind: kind, Dim: 4, Bottom: []int{16}, Top: []int{16}, Items: 2}
 			cfg.Embeddings.LR = 0.1
 			l := newLocal(t)

@@ -80,7 +80,7 @@ func TestSettings(t *testing.T) {
 		"trainers":           {func(c *Config) { c.Trainers = 3 }, ""},
 		"rank":               {func(c *Config) { c.Rank = new(int) }, ""},
 		"threads":            {func(c *Config) { c.Threads = 4 }, ""},
-		"in_flight":          {func(c *Config) { c.InFlight = 0 }, ""},
+		"in_flight":          {func(c *Config) { c.InFlight = new(0) }, ""},
 		"steps, in async":    {func(c *Config) { c.Steps = 9 }, ""},
 		"where the data lie": {func(c *Config) { c.Data.File = data.Paths{"/elsewhere"} }, ""},
 	} {
@@ -145,6 +145,36 @@ func TestFingerprintOfAnAsyncJobIsUnchanged(t *testing.T) {
 		"WeightDecay", "Bound", "Schedule"} {
 		if strings.Contains(fingerprint, `"`+field+`"`) {
 			t.Errorf("%s is in %s", field, fingerprint)
+		}
+	}
+}
+
+// Without in_flight a job has as many pushes under way as its mode and its optimizers bear.
+func TestInFlightByItself(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(c *Config)
+		want   int
+	}{
+		"the default":                  {func(*Config) {}, 8},
+		"set":                          {func(c *Config) { c.InFlight = new(30) }, 30},
+		"0":                            {func(c *Config) { c.InFlight = new(0) }, 0},
+		"a mode with pushes in order":  {func(c *Config) { c.Mode = Sync }, 2},
+		"adam":                         {func(c *Config) { c.Embeddings.Optimizer, c.Dense.Optimizer = "adam", "adam" }, 8},
+		"embeddings that bear no more": {func(c *Config) { c.Embeddings.Optimizer = "sgd" }, 2},
+		"dense weights likewise":       {func(c *Config) { c.Dense.Optimizer = "momentum" }, 2},
+	} {
+		cfg := DefaultConfig()
+		if tc.change(&cfg); inFlight(&cfg) != tc.want {
+			t.Errorf("%s: in_flight %d, want %d", name, inFlight(&cfg), tc.want)
+		}
+	}
+	for set, want := range map[*int]int{nil: 4, new(30): 32} {
+		cfg := DefaultConfig()
+		cfg.Trainers, cfg.InFlight = 4, set
+		r := newRamp(&cfg, true)
+		r.Reached(1 << 20)
+		if got := r.Limit(inFlight(&cfg) + 2); got != want {
+			t.Errorf("one of four trainers may have %d batches under way, want %d", got, want)
 		}
 	}
 }

@@ -40,7 +40,7 @@ func squares(t testing.TB, count int) Config {
 	}
 	dir := t.TempDir()
 	cfg := DefaultConfig()
-	cfg.Model.Kind, cfg.Batch, cfg.InFlight, cfg.Device = "lenet", 16, 0, "cpu"
+	cfg.Model.Kind, cfg.Batch, cfg.InFlight, cfg.Device = "lenet", 16, new(0), "cpu"
 	cfg.Dense = tableconf.Table{Optimizer: "adam", LR: 0.003}
 	cfg.Data.Images, cfg.Data.Labels = filepath.Join(dir, "images"), filepath.Join(dir, "labels")
 	for path, b := range map[string][]byte{cfg.Data.Images: images, cfg.Data.Labels: labels} {

@@ -6,55 +6,85 @@ import (
 	"io"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
 )
 
-// pipeline reads and pulls the next batch while the model runs, and pushes concurrently. One goroutine reads
-// and pulls, one computes, and each unacknowledged push has one.
+// pipeline reads and pulls the next batches while the model runs, and pushes concurrently. One goroutine reads, one
+// pulls, one computes, and each unacknowledged push has one. In modes in which a pull may wait for other trainers, the
+// goroutine that reads also pulls, because the run may have to pause there.
 type pipeline struct {
 	j      *Job
 	pushes context.Context // of the pushes
 	src    feed
 
-	// Every item is in free, in ready, or with one goroutine. So when all are in free, every batch that was
+	// Every item is in free, in read, in ready, or with one goroutine. So when all are in free, every batch that was
 	// read is trained, and its push has ended.
 	free  chan *work
-	items int        // owned by the goroutine that reads
+	items int
+	read  chan *work // to the goroutine that pulls; nil if there is none
 	ready chan *work // pulled, for the model
+
+	// A batch has a place from its pull to the end of its push. A place is in free places, or of one batch.
+	places chan struct{}
+	given  int // places that there are; owned by the goroutine that pulls
 }
 
 func newPipeline(j *Job, pushes context.Context, src feed) *pipeline {
-	items := j.cfg.InFlight + 2 // one in the model, one that is pulled, one for each unacknowledged push
-	p := &pipeline{j: j, pushes: pushes, src: src, free: make(chan *work, items), ready: make(chan *work)}
-	p.grow()
+	places := inFlight(&j.cfg) + 2 // one in the model, one that is pulled, one for each unacknowledged push
+	p := &pipeline{j: j, pushes: pushes, src: src, items: places, ready: make(chan *work),
+		places: make(chan struct{}, places)}
+	if j.cfg.Mode == Async {
+		p.read = make(chan *work)
+		p.items++
+	}
+	p.free = make(chan *work, p.items)
+	for range p.items {
+		p.free <- j.newWork()
+	}
 	return p
 }
 
-// limit returns how many items there should be: as many as batches may be under way, but at least one.
-func (p *pipeline) limit() int { return max(p.j.ramp.Limit(cap(p.free)), 1) }
-
-// grow makes items up to the limit.
-func (p *pipeline) grow() {
-	for want := p.limit(); p.items < want; p.items++ {
-		p.free <- p.j.newWork()
+// takePlace waits until one more batch may be under way.
+func (p *pipeline) takePlace(ctx context.Context) error {
+	for {
+		limit := max(p.j.ramp.Limit(cap(p.places)), 1)
+		for ; p.given < limit; p.given++ {
+			p.places <- struct{}{}
+		}
+		select {
+		case <-p.places:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if p.given <= limit {
+			return nil
+		}
+		p.given-- // trainers have joined, and share the batches under way
 	}
+}
+
+// done frees the item and the place of a batch.
+func (p *pipeline) done(w *work) {
+	p.places <- struct{}{}
+	p.free <- w
 }
 
 // run trains until the batches end.
 func (p *pipeline) run(ctx context.Context) error {
 	j := p.j
 	ctx, cancel := context.WithCancel(ctx)
-	var all sync.WaitGroup
-	defer func() { cancel(); all.Wait() }()
-	var readErr error // set before ready is closed
-	all.Go(func() {
-		defer close(p.ready)
-		readErr = p.read(ctx)
-	})
-	unacknowledged := semaphore.NewWeighted(int64(j.cfg.InFlight))
+	var pushes sync.WaitGroup
+	input, inputCtx := errgroup.WithContext(ctx)
+	defer func() { cancel(); pushes.Wait(); _ = input.Wait() }() // run has its error, or another one
+	input.Go(func() error { return p.readAll(inputCtx) })
+	if p.read != nil {
+		input.Go(func() error { return p.pullAll(inputCtx) })
+	}
+	unacknowledged := semaphore.NewWeighted(int64(inFlight(&j.cfg)))
 	for w := range p.ready {
 		push, err := j.compute(ctx, w)
 		if err != nil {
@@ -64,7 +94,7 @@ func (p *pipeline) run(ctx context.Context) error {
 			if err := j.batchDone(w.Place); err != nil {
 				return err
 			}
-			p.free <- w
+			p.done(w)
 			continue
 		}
 		// This waits until fewer than InFlight pushes are under way. Every push ends in time.
@@ -72,36 +102,33 @@ func (p *pipeline) run(ctx context.Context) error {
 		if err := j.report.Failed(); err != nil {
 			return err
 		}
-		all.Go(func() {
+		pushes.Go(func() {
 			_ = j.push(p.pushes, w) // the job stores the error
-			p.free <- w
+			p.done(w)
 			unacknowledged.Release(1)
 		})
 	}
-	_ = unacknowledged.Acquire(context.Background(), int64(j.cfg.InFlight)) // all pushes have ended
+	_ = unacknowledged.Acquire(context.Background(), int64(inFlight(&j.cfg))) // all pushes have ended
 	if err := j.report.Failed(); err != nil {
 		return err
 	}
-	if readErr == io.EOF {
-		return nil
-	}
-	return readErr
+	return input.Wait()
 }
 
-// read reads and pulls batches until they end.
-func (p *pipeline) read(ctx context.Context) error {
+// readAll reads batches until they end, and has them pulled.
+func (p *pipeline) readAll(ctx context.Context) error {
 	j := p.j
+	if p.read != nil {
+		defer close(p.read)
+	} else {
+		defer close(p.ready)
+	}
 	for {
-		p.grow()
 		var w *work
 		select {
 		case w = <-p.free:
 		case <-ctx.Done():
 			return nil
-		}
-		if p.items > p.limit() { // trainers have joined, and share the batches under way
-			p.items--
-			continue
 		}
 		stop := func(at *member.Pause) error {
 			return p.drained(ctx, func() error { return j.boundary(ctx, p.pushes, at) })
@@ -111,6 +138,8 @@ func (p *pipeline) read(ctx context.Context) error {
 			return err // nil: ctx has ended, and the state stays in the items
 		}
 		switch err := j.read(p.src, w); {
+		case err == io.EOF:
+			return nil
 		case errors.Is(err, data.ErrNoneYet):
 			p.free <- w
 			if err := j.mode.Idle(p.pushes); err != nil {
@@ -120,14 +149,44 @@ func (p *pipeline) read(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		if err := j.pull(ctx, w, stop); err != nil {
-			return stopped(ctx, err)
+		if p.read == nil {
+			if err := p.pull(ctx, w, stop); err != nil {
+				return stopped(ctx, err)
+			}
+			continue
 		}
 		select {
-		case p.ready <- w:
+		case p.read <- w:
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+// pullAll pulls what readAll has read.
+func (p *pipeline) pullAll(ctx context.Context) error {
+	defer close(p.ready)
+	for w := range p.read {
+		if err := p.pull(ctx, w, nil); err != nil { // a pull of mode async waits for no other trainer, and stops nowhere
+			return stopped(ctx, err)
+		}
+	}
+	return nil
+}
+
+// pull pulls w and gives it to the model. stop is that of [Job.pull].
+func (p *pipeline) pull(ctx context.Context, w *work, stop func(*member.Pause) error) error {
+	if err := p.takePlace(ctx); err != nil {
+		return err
+	}
+	if err := p.j.pull(ctx, w, stop); err != nil {
+		return err
+	}
+	select {
+	case p.ready <- w:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

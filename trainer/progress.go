@@ -17,11 +17,15 @@ import (
 // A trainer in mode geo reads its own copy, and the mode begins with short rounds instead; a model that only sleeps
 // learns nothing: both have no ramp.
 func newRamp(c *Config, share bool) *ramp.Ramp {
-	every := cmp.Or(c.rampEvery, ramp.BatchesPerStep)
+	rule := ramp.Rule{Every: cmp.Or(c.rampEvery, ramp.BatchesPerStep), Steps: c.Mode == Sync,
+		Together: c.Mode != Async || share}
 	if c.Mode == Geo || c.Model.Sleep > 0 {
-		every = 0
+		rule.Every = 0
 	}
-	return ramp.New(c.rank(), c.Trainers, every, c.Mode == Sync, c.Mode != Async || share)
+	if c.InFlight == nil {
+		rule.Most, rule.Each = mostUnderWay, fewInFlight+2
+	}
+	return ramp.New(c.rank(), c.Trainers, rule)
 }
 
 var (

@@ -43,7 +43,7 @@ func example(t testing.TB, name string) Config {
 	if _, err := os.Stat(cfg.Data.File[0]); err != nil {
 		t.Skipf("%s is absent: the data is not part of the project", cfg.Data.File)
 	}
-	cfg.Endpoints, cfg.InFlight = nil, 0
+	cfg.Endpoints, cfg.InFlight = nil, new(0)
 	return cfg
 }
 
@@ -68,7 +68,7 @@ func TestGenerated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.InFlight, cfg.Trainers = 0, 1
+	cfg.InFlight, cfg.Trainers = new(0), 1
 	cfg.Generator.Examples, cfg.Generator.Held = 100_000, 20_000
 	if r := qualityOf(t, cfg); !(r.AUC >= r.BestAUC-0.03) || r.AUC > r.BestAUC+0.005 {
 		t.Errorf("AUC %.4f, best %.4f: want within 0.03", r.AUC, r.BestAUC)

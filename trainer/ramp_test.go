@@ -99,7 +99,7 @@ func TestRampKeepsQuality(t *testing.T) {
 		cfg.Model = ModelConfig{Dim: 8, Bottom: []int{16}, Top: []int{16}}
 		cfg.Embeddings.LR, cfg.Dense.LR = 0.1, 0.05
 		auc := func(inFlight int) float64 {
-			cfg.InFlight = inFlight
+			cfg.InFlight = new(inFlight)
 			var r *report.Result
 			if inFlight == 0 {
 				r = mustRun(t, cfg, newLocal(t), nil)

@@ -339,7 +339,7 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 		}
 	}
 	for name, config := range map[string]func(*Config){
-		"more steps": func(c *Config) { c.Steps = 500 }, "more in flight": func(c *Config) { c.InFlight = 4 },
+		"more steps": func(c *Config) { c.Steps = 500 }, "more in flight": func(c *Config) { c.InFlight = new(4) },
 		"no scores": func(c *Config) { no := false; c.Evaluate = &no },
 	} {
 		cfg := twoPasses(20, 0)

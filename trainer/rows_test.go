@@ -38,7 +38,7 @@ categorical:
 	cfg.Data.File, cfg.Data.Schema = data.Paths{filepath.Join(dir, "x.tsv")}, filepath.Join(dir, "x.yaml")
 	cfg.Data.HeldBy, cfg.Data.Shuffle = data.HeldRandom, data.ShuffleExamples
 	cfg.Model = ModelConfig{Kind: "lr", Dim: 4}
-	cfg.Batch, cfg.InFlight, cfg.Epochs, cfg.Embeddings.LR = 20, 0, 4, 0.5
+	cfg.Batch, cfg.InFlight, cfg.Epochs, cfg.Embeddings.LR = 20, new(0), 4, 0.5
 	local, err := tables.NewLocal(2, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func TestRatingsAndSeveralLabels(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg.Model = ModelConfig{Kind: "dcn", Dim: 4, Top: []int{8}}
-		cfg.Batch, cfg.InFlight, cfg.Epochs, cfg.Embeddings.LR = 20, 0, 20, 0.2
+		cfg.Batch, cfg.InFlight, cfg.Epochs, cfg.Embeddings.LR = 20, new(0), 20, 0.2
 		cfg.Steps = steps
 		local, err := tables.NewLocal(2, rowraft.Float32)
 		if err != nil {

@@ -70,7 +70,7 @@ func (c *Config) lastStep(size int64) (last int64) {
 // geoOptions returns the copies that a trainer in mode geo has: of embeddings, dense weights and audit rows.
 func (j *Job) geoOptions() mode.GeoOptions {
 	c := &j.cfg
-	o := mode.GeoOptions{Every: int64(c.Geo.every()), Concurrent: c.InFlight > 0}
+	o := mode.GeoOptions{Every: int64(c.Geo.every()), Concurrent: inFlight(c) > 0}
 	add := func(s rowraft.Schema, optimizer rowraft.Optimizer, share float32, limit int) {
 		o.Copies = append(o.Copies, mode.GeoCopy{Schema: s, Optimizer: optimizer, Share: share, Limit: limit})
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"go.uber.org/goleak"
 
@@ -27,7 +28,7 @@ func tinyConfig(steps int64, inFlight int) Config {
 	cfg := DefaultConfig()
 	g := data.DefaultGenerator()
 	g.Examples, g.Held, g.Keys, g.Categorical, g.Dense = 0, 200, 50, 3, 2
-	cfg.Generator, cfg.Steps, cfg.InFlight, cfg.Batch = &g, steps, inFlight, 32
+	cfg.Generator, cfg.Steps, cfg.InFlight, cfg.Batch = &g, steps, &inFlight, 32
 	cfg.Model = ModelConfig{Dim: 4, Bottom: []int{8}, Top: []int{8}}
 	cfg.Device, cfg.rampEvery = "cpu", -1
 	return cfg
@@ -172,6 +173,72 @@ func TestInFlight(t *testing.T) {
 			t.Errorf("%d pushes at once, want %d", s.most, n)
 		}
 	})
+}
+
+// slowPulls are tables whose pull of the first batch waits until release.
+type slowPulls struct {
+	tables.Tables
+	first   sync.Once
+	release chan struct{}
+}
+
+func (s *slowPulls) Pull(ctx context.Context, segs []tables.Segment) error {
+	if len(segs) > 1 {
+		s.first.Do(func() { <-s.release })
+	}
+	return s.Tables.Pull(ctx, segs)
+}
+
+// readSet is a set whose source calls read after each batch that it gives.
+type readSet struct {
+	data.Set
+	read func()
+}
+
+type readSource struct {
+	data.Source
+	read func()
+}
+
+func (s readSet) Train(epoch int64, rank, trainers int) (data.Source, error) {
+	src, err := s.Set.Train(epoch, rank, trainers)
+	return readSource{src, s.read}, err
+}
+
+func (s readSource) Next(b *data.Batch) error {
+	defer s.read()
+	return s.Source.Next(b)
+}
+
+// In mode async the next batch is read while the rows of one are pulled. In mode sync, in which a run may have to pause
+// between a batch and the next, it is not.
+func TestReadsWhileItPulls(t *testing.T) {
+	for mode, want := range map[string]int{Async: 2, Sync: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := tinyConfig(5, 2)
+			cfg.Mode = mode
+			set, err := cfg.OpenData()
+			if err != nil {
+				t.Fatal(err)
+			}
+			read := 0
+			cfg.set = readSet{set, func() { read++ }}
+			s := &slowPulls{Tables: newLocal(t), release: make(chan struct{})}
+			j := newJob(t, cfg, s, nil)
+			done := make(chan error)
+			go func() {
+				_, err := j.Run(t.Context())
+				done <- err
+			}()
+			if synctest.Wait(); read != want {
+				t.Errorf("mode %s: %d batches are read while one is pulled, want %d", mode, read, want)
+			}
+			close(s.release)
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // The audit rows hold exactly the acknowledged pushes, per trainer and shard.

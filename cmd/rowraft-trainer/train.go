@@ -42,6 +42,7 @@ type options struct {
 	noEval          bool
 	generate        bool
 	rank            int
+	inFlight        int
 	mustExist       bool            // all tables must exist: create none
 	predict         *predictFlags   // write predictions, with mustExist
 	export          *exportFlags    // write the model to a directory, with mustExist
@@ -137,8 +138,8 @@ func newJobCommandOf(o *options) *cobra.Command {
 		"certificates, or without on loopback only; default: none")
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
 	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async, sync, ssp or geo")
-	f.IntVar(&set.InFlight, "in-flight", set.InFlight,
-		"unacknowledged pushes while training continues; 0: one thing after another, reproducible")
+	f.IntVar(&o.inFlight, "in-flight", 0, "unacknowledged pushes while training continues; 0: one thing after another, "+
+		"reproducible; not set: 2 to 8, as mode, trainers and optimizers bear")
 	f.Uint64Var(&set.Seed, "seed", set.Seed, "of the initial weights")
 	f.IntVar(&o.rank, "rank", 0, "which of the trainers this is, from 0; not set: the scheduler says")
 	f.IntVar(&set.Trainers, "trainers", set.Trainers, "trainers that the job expects at its start; more "+
@@ -225,7 +226,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	over(given("endpoints"), &cfg.Endpoints, set.Endpoints)
 	over(given("dtype"), &cfg.DType, set.DType)
 	over(given("mode"), &cfg.Mode, set.Mode)
-	over(given("in-flight"), &cfg.InFlight, set.InFlight)
+	over(given("in-flight"), &cfg.InFlight, &o.inFlight)
 	over(given("seed"), &cfg.Seed, set.Seed)
 	over(given("rank"), &cfg.Rank, &o.rank)
 	over(given("trainers"), &cfg.Trainers, set.Trainers)

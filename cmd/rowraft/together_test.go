@@ -344,7 +344,7 @@ func smallJob(name, optimizer string, steps int64) trainer.Config {
 	g := data.DefaultGenerator()
 	g.Examples, g.Held, g.Keys, g.Categorical, g.Dense = 0, 200, 400, 4, 3
 	no := false
-	cfg.Job, cfg.Generator, cfg.Steps, cfg.InFlight, cfg.Batch, cfg.Seed = name, &g, steps, 0, 64, 7
+	cfg.Job, cfg.Generator, cfg.Steps, cfg.InFlight, cfg.Batch, cfg.Seed = name, &g, steps, new(0), 64, 7
 	cfg.Model = trainer.ModelConfig{Dim: 8, Bottom: []int{16}, Top: []int{16}}
 	cfg.Embeddings.Optimizer, cfg.Dense.Optimizer = optimizer, optimizer
 	cfg.Audit, cfg.Evaluate, cfg.Device = true, &no, "cpu"

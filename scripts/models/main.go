@@ -206,7 +206,7 @@ func run(s set, folder string, seeds int, python string, table, progress io.Writ
 
 // train trains with one seed, and returns the AUC of the held-out examples.
 func (t *task) train(s set, cfg trainer.Config, seed uint64) (float64, error) {
-	cfg.Seed, cfg.Batch, cfg.Epochs, cfg.InFlight, cfg.Device = seed, s.batch, t.Epochs, 0, "cpu"
+	cfg.Seed, cfg.Batch, cfg.Epochs, cfg.InFlight, cfg.Device = seed, s.batch, t.Epochs, new(0), "cpu"
 	cfg.Model = trainer.ModelConfig{Kind: t.Kind, Dim: s.dim, Bottom: hidden, Top: hidden, Cross: cross}
 	cfg.Embeddings.LR, cfg.Embeddings.Init, cfg.Dense.LR = t.LR, initial, t.DenseLR
 	local, err := tables.NewLocal(4, rowraft.Float32)

@@ -137,12 +137,15 @@ func train(cfg trainer.Config, seeds int, dir string, progress io.Writer) (*desc
 		Features: shape.Categorical, Dim: cfg.Model.Dim, Seeds: seeds, Params: j.params, Optimizers: done}, nil
 }
 
-// compare trains twice: with in_flight: 0, and with the default. It writes the weights before and after the first run.
+// delayed is the in_flight of the second run.
+const delayed = 2
+
+// compare trains twice: with in_flight: 0, and with delayed. It writes the weights before and after the first run.
 func (j *job) compare(o *optimizer, number int, seed uint64) error {
 	defaults := trainer.DefaultConfig()
-	for _, inFlight := range []int{0, defaults.InFlight} {
+	for _, inFlight := range []int{0, delayed} {
 		cfg := j.cfg
-		cfg.Seed, cfg.InFlight = seed, inFlight
+		cfg.Seed, cfg.InFlight = seed, &inFlight
 		cfg.Embeddings, cfg.Dense = defaults.Embeddings, defaults.Dense
 		cfg.Embeddings.Optimizer, cfg.Embeddings.LR = o.Name, o.LR
 		cfg.Dense.Optimizer, cfg.Dense.LR = o.Dense, o.DenseLR

@@ -77,7 +77,7 @@ func TestCacheOfRows(t *testing.T) {
 // The bound of copies rises with the batches of the job, more slowly with more trainers.
 func TestReuseFollowsTheRamp(t *testing.T) {
 	newRamp := func(trainers int) *ramp.Ramp {
-		return ramp.New(0, trainers, 100, false, false)
+		return ramp.New(0, trainers, ramp.Rule{Every: 100})
 	}
 	cached := func(l Limit) *Config { return &Config{Bytes: "64MiB", Staleness: l} }
 	steps, r := cached(Limit{Steps: 8}), newRamp(1)

@@ -77,7 +77,7 @@ func trained(t testing.TB, change func(*trainer.Config)) (*trainer.Job, *tables.
 	}
 	cfg := trainer.DefaultConfig()
 	cfg.Data.File, cfg.Data.Schema = data.Paths{writeClicks(t, "train.csv", 300, 40)}, schema
-	cfg.Batch, cfg.InFlight, cfg.Model.Dim = 32, 0, 4
+	cfg.Batch, cfg.InFlight, cfg.Model.Dim = 32, new(0), 4
 	cfg.Model.Bottom, cfg.Model.Top = []int{8}, []int{8, 4}
 	cfg.Evaluate = new(bool)
 	if change != nil {

@@ -16,12 +16,10 @@ import (
 // all begin at once: there the limit is at least one batch per trainer. In mode geo a trainer reads its own copy, and
 // the mode begins with short rounds instead. A model that only sleeps learns nothing and has no ramp.
 type Ramp struct {
-	every    int64        // batches after which one more may be under way
-	steps    bool         // a step of all trainers counts as one batch of the job
-	together bool         // all trainers begin at once
-	begun    atomic.Bool  // this trainer has had its turn to begin
-	batches  atomic.Int64 // batches of the job, as far as this trainer knows
-	turn     atomic.Pointer[turn]
+	Rule
+	begun   atomic.Bool  // this trainer has had its turn to begin
+	batches atomic.Int64 // batches of the job, as far as this trainer knows
+	turn    atomic.Pointer[turn]
 }
 
 // turn is the place of a trainer among the trainers of its job. Immutable.
@@ -34,11 +32,18 @@ type turn struct {
 // the measured quality of others.
 const BatchesPerStep = 100
 
-// New returns the ramp of the trainer with a rank among trainers. After each every batches of the job one more may be
-// under way; 0: there is no ramp. steps: a step of all trainers counts as one batch of the job. together: all trainers
-// begin at once.
-func New(rank, trainers int, every int64, steps, together bool) *Ramp {
-	r := &Ramp{every: every, steps: steps, together: together}
+// Rule is how the number of batches under way rises.
+type Rule struct {
+	Every    int64 // batches of the job after which one more may be under way; 0: there is no ramp
+	Steps    bool  // a step of all trainers counts as one batch of the job
+	Together bool  // all trainers begin at once
+	Most     int64 // batches of all trainers that may be under way at the end; 0: as many as each trainer may have
+	Each     int64 // with Most: batches that each trainer may have, even if these are more than Most
+}
+
+// New returns the ramp of the trainer with a rank among trainers.
+func New(rank, trainers int, rule Rule) *Ramp {
+	r := &Ramp{Rule: rule}
 	r.turn.Store(&turn{rank, trainers})
 	return r
 }
@@ -71,18 +76,21 @@ func (r *Ramp) Reached(batches int64) {
 
 // Limit returns how many batches of this trainer may be under way, at most most.
 func (r *Ramp) Limit(most int) int {
-	if r.every <= 0 {
+	if r.Every <= 0 {
 		return most
 	}
-	mine := 1 + r.batches.Load()/r.every
-	if now := r.turn.Load(); !r.steps {
+	mine := 1 + r.batches.Load()/r.Every
+	if now := r.turn.Load(); !r.Steps {
 		all, trainers := mine, int64(now.trainers)
+		if r.Most > 0 {
+			all = min(all, max(r.Most, r.Each*trainers))
+		}
 		mine = all / trainers
 		if int64(now.place) < all%trainers {
 			mine++
 		}
 	}
-	if r.together || r.begun.Load() {
+	if r.Together || r.begun.Load() {
 		mine = max(mine, 1)
 	}
 	return int(min(mine, int64(most)))
@@ -91,18 +99,18 @@ func (r *Ramp) Limit(most int) int {
 // Stale returns the bound of copies of rows, in batches of this trainer: it rises to most like the number of batches
 // under way.
 func (r *Ramp) Stale(most int64) int64 {
-	if r.every <= 0 {
+	if r.Every <= 0 {
 		return most
 	}
-	steps := r.batches.Load() / r.every
-	if !r.together { // each trainer misses that many batches of each of the others
+	steps := r.batches.Load() / r.Every
+	if !r.Together { // each trainer misses that many batches of each of the others
 		steps /= int64(r.turn.Load().trainers)
 	}
 	return min(steps, most)
 }
 
 // InTurn reports whether a trainer may have to wait until the job has trained enough batches.
-func (r *Ramp) InTurn() bool { return r.every > 0 && !r.together }
+func (r *Ramp) InTurn() bool { return r.Every > 0 && !r.Together }
 
 // Begin records that this trainer has had its turn to begin.
 func (r *Ramp) Begin() { r.begun.Store(true) }
@@ -111,4 +119,4 @@ func (r *Ramp) Begin() { r.begun.Store(true) }
 func (r *Ramp) Begun() bool { return r.begun.Load() }
 
 // FirstBatch returns the batch of the job after which this trainer begins.
-func (r *Ramp) FirstBatch() int64 { return int64(r.turn.Load().place) * r.every }
+func (r *Ramp) FirstBatch() int64 { return int64(r.turn.Load().place) * r.Every }
