@@ -36,8 +36,8 @@ type Config struct {
 	Staleness int           `yaml:"staleness"` // mode ssp: how many steps a trainer may be ahead of the slowest
 	Geo       GeoConfig     `yaml:"geo"`
 	// InFlight is how many pushes may be unacknowledged while training continues. With 0 the trainer pulls nothing
-	// ahead, and runs are bit-reproducible. nil: 8 in mode async with one trainer, and less with several; 2 in the other
-	// modes, and with the optimizers sgd and momentum.
+	// ahead, and runs are bit-reproducible. nil: 8 in mode async, but at most 16 batches of all trainers under way or 4 of
+	// each; 2 in the other modes, and with the optimizers sgd and momentum.
 	InFlight *int   `yaml:"in_flight"`
 	Seed     uint64 `yaml:"seed"`
 	// Rank of Trainers: without Splits this trainer reads every Trainers-th example. With a nil rank and several
@@ -95,7 +95,7 @@ type Config struct {
 	member    *jobs.Member // the membership of the job, after registration
 	set       data.Set     // opened for registration
 	checked   data.Set     // opened by CheckData, for the registration that follows
-	splitData bool         // the scheduler divides the data
+	splitData bool         // the scheduler adaptive the data
 	again     bool         // it was lost, and registers once more
 	rampEvery int64        // set by tests: instead of batchesPerStep; negative: no ramp
 	continues string       // describes the rows of earlier runs; "" if there are none
@@ -438,20 +438,19 @@ func (c *Config) evaluate() bool {
 const (
 	manyInFlight = 8
 	fewInFlight  = 2
-	mostUnderWay = 16 // batches of all trainers together; but each may have the batches of fewInFlight
+	mostUnderWay = 16 // batches of all trainers; but each may have those that fewInFlight allows
 )
 
-// inFlight returns InFlight or, if it is not set, what the mode and the optimizers bear. The other modes push one batch
-// after the other. Sgd and momentum do not divide by the size of earlier gradients: their steps go too far if several
-// are from one state of the rows.
+// inFlight returns InFlight or, if it is not set, what mode and optimizers tolerate. The modes but async push one batch
+// after the other. Sgd and momentum are not adaptive: their steps go too far if several are from one state of the rows.
 func inFlight(c *Config) int {
-	divides := func(optimizer string) bool {
+	adaptive := func(optimizer string) bool {
 		return optimizer != rowraft.SGD.String() && optimizer != rowraft.Momentum.String()
 	}
 	switch {
 	case c.InFlight != nil:
 		return *c.InFlight
-	case c.Mode == Async && divides(c.Embeddings.Optimizer) && divides(c.Dense.Optimizer):
+	case c.Mode == Async && adaptive(c.Embeddings.Optimizer) && adaptive(c.Dense.Optimizer):
 		return manyInFlight
 	}
 	return fewInFlight

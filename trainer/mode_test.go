@@ -149,19 +149,19 @@ func TestFingerprintOfAnAsyncJobIsUnchanged(t *testing.T) {
 	}
 }
 
-// Without in_flight a job has as many pushes under way as its mode and its optimizers bear.
-func TestInFlightByItself(t *testing.T) {
+// A job without in_flight has as many pushes under way as its mode and its optimizers tolerate.
+func TestInFlightByDefault(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(c *Config)
 		want   int
 	}{
-		"the default":                  {func(*Config) {}, 8},
-		"set":                          {func(c *Config) { c.InFlight = new(30) }, 30},
-		"0":                            {func(c *Config) { c.InFlight = new(0) }, 0},
-		"a mode with pushes in order":  {func(c *Config) { c.Mode = Sync }, 2},
-		"adam":                         {func(c *Config) { c.Embeddings.Optimizer, c.Dense.Optimizer = "adam", "adam" }, 8},
-		"embeddings that bear no more": {func(c *Config) { c.Embeddings.Optimizer = "sgd" }, 2},
-		"dense weights likewise":       {func(c *Config) { c.Dense.Optimizer = "momentum" }, 2},
+		"the default":                   {func(*Config) {}, 8},
+		"set":                           {func(c *Config) { c.InFlight = new(30) }, 30},
+		"0":                             {func(c *Config) { c.InFlight = new(0) }, 0},
+		"a mode with pushes in order":   {func(c *Config) { c.Mode = Sync }, 2},
+		"adam":                          {func(c *Config) { c.Embeddings.Optimizer, c.Dense.Optimizer = "adam", "adam" }, 8},
+		"embeddings without adaptation": {func(c *Config) { c.Embeddings.Optimizer = "sgd" }, 2},
+		"dense weights likewise":        {func(c *Config) { c.Dense.Optimizer = "momentum" }, 2},
 	} {
 		cfg := DefaultConfig()
 		if tc.change(&cfg); inFlight(&cfg) != tc.want {
@@ -173,7 +173,7 @@ func TestInFlightByItself(t *testing.T) {
 		cfg.Trainers, cfg.InFlight = 4, set
 		r := newRamp(&cfg, true)
 		r.Reached(1 << 20)
-		if got := r.Limit(inFlight(&cfg) + 2); got != want {
+		if got := r.Limit(inFlight(&cfg) + notPushed); got != want {
 			t.Errorf("one of four trainers may have %d batches under way, want %d", got, want)
 		}
 	}

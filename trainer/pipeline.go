@@ -24,52 +24,79 @@ type pipeline struct {
 	// Every item is in free, in read, in ready, or with one goroutine. So when all are in free, every batch that was
 	// read is trained, and its push has ended.
 	free  chan *work
-	items int
+	items int        // owned by the goroutine that reads
 	read  chan *work // to the goroutine that pulls; nil if there is none
 	ready chan *work // pulled, for the model
 
-	// A batch has a place from its pull to the end of its push. A place is in free places, or of one batch.
-	places chan struct{}
-	given  int // places that there are; owned by the goroutine that pulls
+	// A batch has a permit from its pull to the end of its push.
+	permits chan struct{} // those that no batch has
+	given   int           // permits that there are; owned by the goroutine that pulls
 }
 
+// notPushed is how many batches may be under way whose push has not begun: one in the model, one that is pulled.
+const notPushed = 2
+
 func newPipeline(j *Job, pushes context.Context, src feed) *pipeline {
-	places := inFlight(&j.cfg) + 2 // one in the model, one that is pulled, one for each unacknowledged push
-	p := &pipeline{j: j, pushes: pushes, src: src, items: places, ready: make(chan *work),
-		places: make(chan struct{}, places)}
+	most := inFlight(&j.cfg) + notPushed
+	p := &pipeline{j: j, pushes: pushes, src: src, ready: make(chan *work), permits: make(chan struct{}, most)}
 	if j.cfg.Mode == Async {
 		p.read = make(chan *work)
-		p.items++
 	}
-	p.free = make(chan *work, p.items)
-	for range p.items {
-		p.free <- j.newWork()
-	}
+	p.free = make(chan *work, p.mostItems(most))
 	return p
 }
 
-// takePlace waits until one more batch may be under way.
-func (p *pipeline) takePlace(ctx context.Context) error {
+// limit returns how many batches may be under way: as the ramp allows, but at least one.
+func (p *pipeline) limit() int { return max(p.j.ramp.Limit(cap(p.permits)), 1) }
+
+// mostItems returns how many items there may be if limit batches may be under way: one more if a batch is read
+// meanwhile.
+func (p *pipeline) mostItems(limit int) int {
+	if p.read != nil {
+		return limit + 1
+	}
+	return limit
+}
+
+// takeItem waits for a free item, or makes one. It returns nil if ctx ends before.
+func (p *pipeline) takeItem(ctx context.Context) *work {
 	for {
-		limit := max(p.j.ramp.Limit(cap(p.places)), 1)
-		for ; p.given < limit; p.given++ {
-			p.places <- struct{}{}
+		for most := p.mostItems(p.limit()); p.items < most; p.items++ {
+			p.free <- p.j.newWork()
 		}
 		select {
-		case <-p.places:
+		case w := <-p.free:
+			if p.items <= p.mostItems(p.limit()) {
+				return w
+			}
+			p.items-- // trainers have joined, and share the batches under way
 		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if p.given <= limit {
 			return nil
 		}
-		p.given-- // trainers have joined, and share the batches under way
 	}
 }
 
-// done frees the item and the place of a batch.
+// takePermit waits until one more batch may be under way.
+func (p *pipeline) takePermit(ctx context.Context) error {
+	for {
+		for limit := p.limit(); p.given < limit; p.given++ {
+			p.permits <- struct{}{}
+		}
+		select {
+		case <-p.permits:
+			if p.given <= p.limit() {
+				return nil
+			}
+			p.given-- // as in takeItem
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// done frees the item and the permit of a batch.
 func (p *pipeline) done(w *work) {
-	p.places <- struct{}{}
+	p.permits <- struct{}{}
 	p.free <- w
 }
 
@@ -78,11 +105,20 @@ func (p *pipeline) run(ctx context.Context) error {
 	j := p.j
 	ctx, cancel := context.WithCancel(ctx)
 	var pushes sync.WaitGroup
-	input, inputCtx := errgroup.WithContext(ctx)
-	defer func() { cancel(); pushes.Wait(); _ = input.Wait() }() // run has its error, or another one
-	input.Go(func() error { return p.readAll(inputCtx) })
+	var input errgroup.Group
+	defer func() {
+		cancel()
+		pushes.Wait()
+		_ = input.Wait() // run returns this error itself, or an earlier one
+	}()
+	reading, endReading := context.WithCancel(ctx)
+	defer endReading()
+	input.Go(func() error { return p.readAll(reading) })
 	if p.read != nil {
-		input.Go(func() error { return p.pullAll(inputCtx) })
+		input.Go(func() error { // what was read before an error of readAll is still trained
+			defer endReading()
+			return p.pullAll(ctx)
+		})
 	}
 	unacknowledged := semaphore.NewWeighted(int64(inFlight(&j.cfg)))
 	for w := range p.ready {
@@ -97,7 +133,7 @@ func (p *pipeline) run(ctx context.Context) error {
 			p.done(w)
 			continue
 		}
-		// This waits until fewer than InFlight pushes are under way. Every push ends in time.
+		// This waits until fewer than inFlight pushes are under way. Every push ends in time.
 		_ = unacknowledged.Acquire(context.Background(), 1)
 		if err := j.report.Failed(); err != nil {
 			return err
@@ -108,7 +144,7 @@ func (p *pipeline) run(ctx context.Context) error {
 			unacknowledged.Release(1)
 		})
 	}
-	_ = unacknowledged.Acquire(context.Background(), int64(inFlight(&j.cfg))) // all pushes have ended
+	pushes.Wait()
 	if err := j.report.Failed(); err != nil {
 		return err
 	}
@@ -124,10 +160,8 @@ func (p *pipeline) readAll(ctx context.Context) error {
 		defer close(p.ready)
 	}
 	for {
-		var w *work
-		select {
-		case w = <-p.free:
-		case <-ctx.Done():
+		w := p.takeItem(ctx)
+		if w == nil {
 			return nil
 		}
 		stop := func(at *member.Pause) error {
@@ -176,7 +210,7 @@ func (p *pipeline) pullAll(ctx context.Context) error {
 
 // pull pulls w and gives it to the model. stop is that of [Job.pull].
 func (p *pipeline) pull(ctx context.Context, w *work, stop func(*member.Pause) error) error {
-	if err := p.takePlace(ctx); err != nil {
+	if err := p.takePermit(ctx); err != nil {
 		return err
 	}
 	if err := p.j.pull(ctx, w, stop); err != nil {

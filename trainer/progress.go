@@ -23,7 +23,7 @@ func newRamp(c *Config, share bool) *ramp.Ramp {
 		rule.Every = 0
 	}
 	if c.InFlight == nil {
-		rule.Most, rule.Each = mostUnderWay, fewInFlight+2
+		rule.Most, rule.Each = mostUnderWay, fewInFlight+notPushed
 	}
 	return ramp.New(c.rank(), c.Trainers, rule)
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -175,29 +176,40 @@ func TestInFlight(t *testing.T) {
 	})
 }
 
-// slowPulls are tables whose pull of the first batch waits until release.
-type slowPulls struct {
+// gated are tables whose calls for a batch wait for a gate; nil: they do not.
+type gated struct {
 	tables.Tables
-	first   sync.Once
-	release chan struct{}
+	pull, push chan struct{}
+	pulls      atomic.Int64 // that have ended
 }
 
-func (s *slowPulls) Pull(ctx context.Context, segs []tables.Segment) error {
-	if len(segs) > 1 {
-		s.first.Do(func() { <-s.release })
+func (g *gated) Pull(ctx context.Context, segs []tables.Segment) error {
+	if len(segs) == 1 { // not of a batch
+		return g.Tables.Pull(ctx, segs)
 	}
-	return s.Tables.Pull(ctx, segs)
+	if g.pull != nil {
+		<-g.pull
+	}
+	defer g.pulls.Add(1)
+	return g.Tables.Pull(ctx, segs)
 }
 
-// readSet is a set whose source calls read after each batch that it gives.
+func (g *gated) Push(ctx context.Context, segs []tables.Segment) error {
+	if g.push != nil {
+		<-g.push
+	}
+	return g.Tables.Push(ctx, segs)
+}
+
+// readSet is a set whose source calls read after each batch that it gives, and has its error.
 type readSet struct {
 	data.Set
-	read func()
+	read func() error
 }
 
 type readSource struct {
 	data.Source
-	read func()
+	read func() error
 }
 
 func (s readSet) Train(epoch int64, rank, trainers int) (data.Source, error) {
@@ -206,38 +218,70 @@ func (s readSet) Train(epoch int64, rank, trainers int) (data.Source, error) {
 }
 
 func (s readSource) Next(b *data.Batch) error {
-	defer s.read()
-	return s.Source.Next(b)
+	if err := s.Source.Next(b); err != nil {
+		return err
+	}
+	return s.read()
 }
 
-// In mode async the next batch is read while the rows of one are pulled. In mode sync, in which a run may have to pause
-// between a batch and the next, it is not.
-func TestReadsWhileItPulls(t *testing.T) {
-	for mode, want := range map[string]int{Async: 2, Sync: 1} {
+// In mode async the next batch is read while the rows of one are pulled, and while no more batches may be under way. In
+// mode sync, in which a run may have to pause between a batch and the next, it is not.
+func TestReadsAhead(t *testing.T) {
+	for _, tc := range []struct {
+		mode         string
+		pulls        bool // pulls wait, not pushes
+		read, pulled int
+	}{{Async, true, 2, 0}, {Sync, true, 1, 0}, {Async, false, 5, 4}, {Sync, false, 4, 4}} {
 		synctest.Test(t, func(t *testing.T) {
-			cfg := tinyConfig(5, 2)
-			cfg.Mode = mode
+			cfg := tinyConfig(8, 2)
+			cfg.Mode = tc.mode
 			set, err := cfg.OpenData()
 			if err != nil {
 				t.Fatal(err)
 			}
-			read := 0
-			cfg.set = readSet{set, func() { read++ }}
-			s := &slowPulls{Tables: newLocal(t), release: make(chan struct{})}
-			j := newJob(t, cfg, s, nil)
-			done := make(chan error)
+			read, gate := 0, make(chan struct{})
+			cfg.set = readSet{set, func() error { read++; return nil }}
+			g := &gated{Tables: newLocal(t), push: gate}
+			if tc.pulls {
+				g.pull, g.push = gate, nil
+			}
+			j := newJob(t, cfg, g, nil)
+			before, done := g.pulls.Load(), make(chan error)
 			go func() {
 				_, err := j.Run(t.Context())
 				done <- err
 			}()
-			if synctest.Wait(); read != want {
-				t.Errorf("mode %s: %d batches are read while one is pulled, want %d", mode, read, want)
+			synctest.Wait()
+			if pulled := int(g.pulls.Load() - before); read != tc.read || pulled != tc.pulled {
+				t.Errorf("%+v: %d batches are read, %d pulled", tc, read, pulled)
 			}
-			close(s.release)
+			close(gate)
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// What was read before an error of the data is trained.
+func TestAnErrorOfTheDataEndsTheRunBehindItsBatch(t *testing.T) {
+	for range 20 {
+		cfg := tinyConfig(8, 2)
+		set, err := cfg.OpenData()
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, broken := 0, errors.New("line 7 is no example")
+		cfg.set = readSet{set, func() error {
+			if read++; read > 3 {
+				return broken
+			}
+			return nil
+		}}
+		r, err := newJob(t, cfg, newLocal(t), nil).Run(t.Context())
+		if !errors.Is(err, broken) || r.Steps != 3 || r.PushesAcknowledged != 3 {
+			t.Fatalf("%+v, %v; want 3 steps and the error", r, err)
+		}
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	sumsInFlight = 2  // pushes of one writer at a time, as a trainer has
+	sumsInFlight = 2  // pushes of one writer at a time
 	sumsPushes   = 48 // of each writer and distribution of keys
 
 	// sumsBar is how many times fewer bytes a push must take in the log with sums than without, at sumsBarSkew.

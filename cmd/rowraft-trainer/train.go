@@ -139,7 +139,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
 	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async, sync, ssp or geo")
 	f.IntVar(&o.inFlight, "in-flight", 0, "unacknowledged pushes while training continues; 0: one thing after another, "+
-		"reproducible; not set: 2 to 8, as mode, trainers and optimizers bear")
+		"reproducible; default 8 in mode async with adaptive optimizers, else 2")
 	f.Uint64Var(&set.Seed, "seed", set.Seed, "of the initial weights")
 	f.IntVar(&o.rank, "rank", 0, "which of the trainers this is, from 0; not set: the scheduler says")
 	f.IntVar(&set.Trainers, "trainers", set.Trainers, "trainers that the job expects at its start; more "+

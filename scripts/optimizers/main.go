@@ -68,7 +68,7 @@ type optimizer struct {
 	Dense     string    `json:"dense"`
 	DenseLR   float32   `json:"dense_lr"`
 	AUC       []float64 `json:"auc"`           // by seed, with in_flight: 0
-	AUCFlight []float64 `json:"auc_in_flight"` // by seed, with the default of in_flight
+	AUCFlight []float64 `json:"auc_in_flight"` // by seed, with in_flight: 2
 }
 
 // optimizers are the comparisons, at rates that were tried and found good, and momentum at a rate that is too small.

@@ -80,8 +80,8 @@ type Verdict struct {
 }
 
 // Report compares a score with the earlier ones of the run, and begins a checkpoint if it is the best one. If the best
-// one has no checkpoint and none is being made of it, a score gets one that is better than the last one that has, and
-// than one that gets it. A score that is not defined counts for nothing.
+// one has no checkpoint, and this Keeper makes none of it, a score gets one that is better than the last one that has,
+// and than one that is getting one. A score that is not defined counts for nothing.
 func (k *Keeper) Report(ctx context.Context, h *report.Held) (v Verdict) {
 	metric, value, lower := h.Metric()
 	if math.IsNaN(value) || math.IsInf(value, 0) {
