@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -46,7 +47,9 @@ type Shared struct {
 	queue struct {
 		sync.Mutex
 		changes []*change
-		busy    bool // a goroutine writes
+		busy    bool          // a goroutine writes
+		active  int           // changes of the last batches, and those that came meanwhile
+		took    time.Duration // by small batches, smoothed
 	}
 
 	writer struct {
