@@ -95,7 +95,7 @@ type Config struct {
 	member    *jobs.Member // the membership of the job, after registration
 	set       data.Set     // opened for registration
 	checked   data.Set     // opened by CheckData, for the registration that follows
-	splitData bool         // the scheduler adaptive the data
+	splitData bool         // the scheduler divides the data
 	again     bool         // it was lost, and registers once more
 	rampEvery int64        // set by tests: instead of batchesPerStep; negative: no ramp
 	continues string       // describes the rows of earlier runs; "" if there are none

@@ -48,8 +48,10 @@ type Shared struct {
 		sync.Mutex
 		changes []*change
 		busy    bool          // a goroutine writes
-		active  int           // changes of the last batches, and those that came meanwhile
-		took    time.Duration // by small batches, smoothed
+		active  [2]int        // changes of the last two batches, each with those that came meanwhile
+		took    time.Duration // to write and sync a small batch, smoothed
+		wanted  int           // the writer waits until there are so many changes; 0: it does not
+		enough  chan struct{} // closed when they are there
 	}
 
 	writer struct {
