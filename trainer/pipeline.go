@@ -21,83 +21,63 @@ type pipeline struct {
 	pushes context.Context // of the pushes
 	src    feed
 
-	// Every item is in free, in read, in ready, or with one goroutine. So when all are in free, every batch that was
+	// Every item is free, in read, in ready, or with one goroutine. So when all are free, every batch that was
 	// read is trained, and its push has ended.
-	free  chan *work
-	items int        // owned by the goroutine that reads
-	read  chan *work // to the goroutine that pulls; nil if there is none
-	ready chan *work // pulled, for the model
+	items supply[*work] // the goroutine that reads takes them
+	read  chan *work    // to the goroutine that pulls; nil if there is none
+	ready chan *work    // pulled, for the model
 
-	// A batch has a permit from its pull to the end of its push.
-	permits chan struct{} // those that no batch has
-	given   int           // permits that there are; owned by the goroutine that pulls
+	// A batch has a permit from its pull to the end of its push. The goroutine that pulls takes it.
+	permits supply[struct{}]
+}
+
+// supply has as many elements as limit allows. One goroutine takes them; any goroutine may send one back to free.
+type supply[T any] struct {
+	free   chan T
+	number int        // of the elements, in use or free; owned by the goroutine that takes
+	limit  func() int // at least 1; at most the capacity of free
+	make   func() T
+}
+
+// take waits for a free element, or makes one. ok is false if ctx ends before.
+func (s *supply[T]) take(ctx context.Context) (element T, ok bool) {
+	for {
+		for limit := s.limit(); s.number < limit; s.number++ {
+			s.free <- s.make()
+		}
+		select {
+		case element = <-s.free:
+			if s.number <= s.limit() {
+				return element, true
+			}
+			s.number-- // trainers have joined, and share the batches under way
+		case <-ctx.Done():
+			return element, false
+		}
+	}
 }
 
 // notPushed is how many batches may be under way whose push has not begun: one in the model, one that is pulled.
 const notPushed = 2
 
 func newPipeline(j *Job, pushes context.Context, src feed) *pipeline {
-	most := inFlight(&j.cfg) + notPushed
-	p := &pipeline{j: j, pushes: pushes, src: src, ready: make(chan *work), permits: make(chan struct{}, most)}
+	most, readAhead := inFlight(&j.cfg)+notPushed, 0
+	p := &pipeline{j: j, pushes: pushes, src: src, ready: make(chan *work)}
 	if j.cfg.Mode == Async {
-		p.read = make(chan *work)
+		p.read, readAhead = make(chan *work), 1
 	}
-	p.free = make(chan *work, p.mostItems(most))
+	limit := func() int { return max(j.ramp.Limit(most), 1) } // of the batches under way
+	p.permits = supply[struct{}]{free: make(chan struct{}, most), limit: limit,
+		make: func() struct{} { return struct{}{} }}
+	p.items = supply[*work]{free: make(chan *work, most+readAhead), limit: func() int { return limit() + readAhead },
+		make: j.newWork}
 	return p
-}
-
-// limit returns how many batches may be under way: as the ramp allows, but at least one.
-func (p *pipeline) limit() int { return max(p.j.ramp.Limit(cap(p.permits)), 1) }
-
-// mostItems returns how many items there may be if limit batches may be under way: one more if a batch is read
-// meanwhile.
-func (p *pipeline) mostItems(limit int) int {
-	if p.read != nil {
-		return limit + 1
-	}
-	return limit
-}
-
-// takeItem waits for a free item, or makes one. It returns nil if ctx ends before.
-func (p *pipeline) takeItem(ctx context.Context) *work {
-	for {
-		for most := p.mostItems(p.limit()); p.items < most; p.items++ {
-			p.free <- p.j.newWork()
-		}
-		select {
-		case w := <-p.free:
-			if p.items <= p.mostItems(p.limit()) {
-				return w
-			}
-			p.items-- // trainers have joined, and share the batches under way
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// takePermit waits until one more batch may be under way.
-func (p *pipeline) takePermit(ctx context.Context) error {
-	for {
-		for limit := p.limit(); p.given < limit; p.given++ {
-			p.permits <- struct{}{}
-		}
-		select {
-		case <-p.permits:
-			if p.given <= p.limit() {
-				return nil
-			}
-			p.given-- // as in takeItem
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // done frees the item and the permit of a batch.
 func (p *pipeline) done(w *work) {
-	p.permits <- struct{}{}
-	p.free <- w
+	p.permits.free <- struct{}{}
+	p.items.free <- w
 }
 
 // run trains until the batches end.
@@ -160,8 +140,8 @@ func (p *pipeline) readAll(ctx context.Context) error {
 		defer close(p.ready)
 	}
 	for {
-		w := p.takeItem(ctx)
-		if w == nil {
+		w, ok := p.items.take(ctx)
+		if !ok {
 			return nil
 		}
 		stop := func(at *member.Pause) error {
@@ -175,7 +155,7 @@ func (p *pipeline) readAll(ctx context.Context) error {
 		case err == io.EOF:
 			return nil
 		case errors.Is(err, data.ErrNoneYet):
-			p.free <- w
+			p.items.free <- w
 			if err := j.mode.Idle(p.pushes); err != nil {
 				return err
 			}
@@ -210,8 +190,8 @@ func (p *pipeline) pullAll(ctx context.Context) error {
 
 // pull pulls w and gives it to the model. stop is that of [Job.pull].
 func (p *pipeline) pull(ctx context.Context, w *work, stop func(*member.Pause) error) error {
-	if err := p.takePermit(ctx); err != nil {
-		return err
+	if _, ok := p.permits.take(ctx); !ok {
+		return ctx.Err()
 	}
 	if err := p.j.pull(ctx, w, stop); err != nil {
 		return err
@@ -228,9 +208,9 @@ func (p *pipeline) pull(ctx context.Context, w *work, stop func(*member.Pause) e
 // returns without calling f if ctx ends before.
 func (p *pipeline) drained(ctx context.Context, f func() error) error {
 	var idle []*work
-	for range p.items - 1 {
+	for range p.items.number - 1 {
 		select {
-		case w := <-p.free:
+		case w := <-p.items.free:
 			idle = append(idle, w)
 		case <-ctx.Done():
 			return nil // the loop ends
@@ -238,7 +218,7 @@ func (p *pipeline) drained(ctx context.Context, f func() error) error {
 	}
 	err := f()
 	for _, w := range idle {
-		p.free <- w
+		p.items.free <- w
 	}
 	return err
 }

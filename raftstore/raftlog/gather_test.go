@@ -30,11 +30,11 @@ func TestASlowDiskGathersChanges(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		delay  time.Duration
-		active []int         // groups that append before, in turns of so many
-		before time.Duration // how far apart
-		stall  time.Duration // of the sync before the measured ones
-		append int           // groups that append then
-		apart  time.Duration
+		active []int         // how many groups append in each round before the measured one, in turns
+		before time.Duration // how long one group appends after the other in those rounds
+		stall  time.Duration // how long the sync before the measured round takes; 0: it does not stall
+		append int           // how many groups append in the measured round
+		apart  time.Duration // how long one appends after the other in it
 		syncs  int64
 		took   time.Duration
 	}{
@@ -49,16 +49,23 @@ func TestASlowDiskGathersChanges(t *testing.T) {
 		{"a fast disk that stalled", 1 * ms, []int{3}, 0, 5 * time.Second, 2, 100 * us, 2, 2 * ms},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			disk := &gatedDisk{FS: vfs.NewMem(), delay: tc.delay}
+			slow := vfs.NewFaulty(vfs.NewMem())
+			syncTakes := func(d time.Duration) {
+				if err := slow.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Path: "*" + segmentExt, Delay: d}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			disk := &gatedDisk{FS: slow}
 			s := openSharedLogs(t, disk, groups)
 			defer s.close()
+			syncTakes(tc.delay)
 			for i := range 100 {
 				s.together(tc.active[i%len(tc.active)], tc.before)
 			}
 			if tc.stall > 0 {
-				disk.delay = tc.stall
+				syncTakes(tc.stall)
 				s.together(1, 0)
-				disk.delay = tc.delay
+				syncTakes(tc.delay)
 			}
 			before, begun := disk.synced.Load(), time.Now()
 			s.together(tc.append, tc.apart)

@@ -206,21 +206,23 @@ func (s *Shared) gather() {
 		}
 	}
 	q.Lock()
-	defer q.Unlock()
-	if q.wanted = min(max(q.active[0], q.active[1]), groups); q.took < slowDisk || len(q.changes) >= q.wanted {
-		q.wanted = 0
+	wanted, wait := min(max(q.active[0], q.active[1]), groups), min(q.took/8, gatherMost)
+	if q.took < slowDisk || len(q.changes) >= wanted {
+		q.Unlock()
 		return
 	}
-	q.enough = make(chan struct{})
-	enough, timer := q.enough, time.NewTimer(min(q.took/8, gatherMost))
+	enough := make(chan struct{})
+	q.wanted, q.enough = wanted, enough
 	q.Unlock()
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
 	select {
 	case <-enough:
 	case <-timer.C:
+		q.Lock()
+		q.wanted = 0
+		q.Unlock()
 	}
-	timer.Stop()
-	q.Lock()
-	q.wanted = 0
 }
 
 // batchBytes returns the size of the changes of a batch.

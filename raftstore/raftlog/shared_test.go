@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -103,7 +102,6 @@ type gatedDisk struct {
 	begun  chan struct{}
 	synced atomic.Int64
 	fail   atomic.Bool
-	delay  time.Duration // of each
 }
 
 type gatedFile struct {
@@ -121,9 +119,6 @@ func (d *gatedDisk) OpenFile(name string, flag int) (vfs.File, error) {
 
 func (f gatedFile) Sync() error {
 	f.d.synced.Add(1)
-	if f.d.delay > 0 {
-		time.Sleep(f.d.delay) //tidy:allow sleep the disk of a test in virtual time
-	}
 	if gate := f.d.gate.Load(); gate != nil {
 		f.d.begun <- struct{}{}
 		<-*gate

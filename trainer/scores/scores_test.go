@@ -216,7 +216,7 @@ func TestNoCheckpointReplacesThatOfABetterScore(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		values []float64
-		fail   bool // of the first checkpoint; the last two scores come after that
+		fail   bool // the first checkpoint fails before the second score comes
 		made   int
 		saved  float64
 	}{
