@@ -1,8 +1,6 @@
 package rowstore
 
 import (
-	"unsafe"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/wire"
@@ -40,15 +38,15 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	ahead.start(t, keys, t.index.stateAt, false)
 	rowBytes := t.index.dim * dt.Size()
 	for base := 0; ; {
-		c, n := ahead.next(t, keys)
+		at, n := ahead.next(t, keys)
 		if n == 0 {
 			return ahead.err
 		}
 		for i, key := range keys[base : base+n] {
 			out := dst[:rowBytes:rowBytes]
 			dst = dst[rowBytes:]
-			found := dt == t.index.storage && t.index.copiedAtOnce(c, i, key, out)
-			if !found && t.index.read(c, i, key, out, dt, noVersion) == 0 {
+			found := dt == t.index.storage && t.index.copiedAtOnce(&ahead.chunk, at+i, key, out)
+			if !found && t.index.read(&ahead.chunk, at+i, key, out, dt, noVersion) == 0 {
 				t.index.putInitial(out, dt, key)
 				continue
 			}
@@ -95,7 +93,7 @@ func (t *Table) change(keys []rowraft.Key, counts []byte, do rowChange) error {
 	if err := t.index.checkArgs(keys, len(do.arg), do.dtype); err != nil {
 		return err
 	}
-	if t.index.tier != nil || t.track != nil { // for other tables the lookup checks each chunk
+	if t.index.tier != nil || t.track != nil { // for other tables the lookup checks each group
 		if err := t.index.checkKeys(keys); err != nil {
 			return err
 		}
@@ -109,68 +107,59 @@ func (t *Table) change(keys []rowraft.Key, counts []byte, do rowChange) error {
 	}
 	do.records, do.rule, do.scratch, do.wide = &t.index.records, &t.rule, t.scratch, t.wide
 	do.inPlace = wire.InPlace(do.dtype, do.arg)
-	if t.track != nil {
-		return t.changeTracked(keys, counts, &do)
-	}
 	var ahead chunks
 	ahead.start(t, keys, t.index.rowBytes(), true)
 	for base := 0; ; {
-		c, n := ahead.next(t, keys)
+		at, n := ahead.next(t, keys)
 		if n == 0 {
 			return ahead.err
 		}
 		for i, key := range keys[base : base+n] {
-			r, was, err := t.open(c, i, key)
+			if t.track != nil {
+				pushes := 1
+				if counts != nil {
+					pushes = int(counts[base+i])
+				}
+				if err := t.changeTracked(&ahead.chunk, at+i, key, pushes, &do, base+i); err != nil {
+					return err
+				}
+				continue
+			}
+			r, was, err := t.open(&ahead.chunk, at+i, key)
 			if err != nil {
 				return err
 			}
 			do.compute(r, base+i)
-			t.index.seal(c.slot[i], c.tag[i], r, was)
+			t.index.seal(ahead.slot[at+i], ahead.tag[at+i], r, was)
 		}
 		base += n
 	}
 }
 
-// changeTracked is change for a tracked table. docs/formats/streaming.md specifies the order of its
-// steps.
-func (t *Table) changeTracked(keys []rowraft.Key, counts []byte, do *rowChange) error {
-	var c chunk
-	touched := t.index.rowBytes()
-	for base := 0; base < len(keys); base += chunkKeys {
-		chunkOf := keys[base:min(base+chunkKeys, len(keys))]
-		t.index.lookup(&c, chunkOf, touched)
-		t.snaps.prefetchSlots(&c, len(chunkOf))
-		for i, key := range chunkOf {
-			pushes := 1
-			if counts != nil {
-				pushes = int(counts[base+i])
-			}
-			ok, err := t.mayPush(&c, i, key, do.assign)
-			for ; !ok && err == nil && pushes > 1; pushes-- {
-				ok, err = t.mayPush(&c, i, key, do.assign)
-			}
-			if err != nil {
-				return err
-			}
-			if !ok {
-				continue
-			}
-			r, was, err := t.open(&c, i, key)
-			if err != nil {
-				return err
-			}
-			for s := t.index.slot(c.slot[i]); ; pushes-- {
-				t.track.countPush(r, s.version)
-				if pushes == 1 {
-					break
-				}
-				s.version++
-				*r.version() = s.version | busy
-			}
-			do.compute(r, base+i)
-			t.index.seal(c.slot[i], c.tag[i], r, was)
-		}
+// changeTracked changes the row of key in a tracked table by the sum of pushes: key is number i of c, and the sum is
+// that number of do. docs/formats/streaming.md specifies the order of the steps.
+func (t *Table) changeTracked(c *chunk, i int, key rowraft.Key, pushes int, do *rowChange, number int) error {
+	ok, err := t.mayPush(c, i, key, do.assign)
+	for ; !ok && err == nil && pushes > 1; pushes-- {
+		ok, err = t.mayPush(c, i, key, do.assign)
 	}
+	if !ok || err != nil {
+		return err
+	}
+	r, was, err := t.open(c, i, key)
+	if err != nil {
+		return err
+	}
+	for s := t.index.slot(c.slot[i]); ; pushes-- {
+		t.track.countPush(r, s.version)
+		if pushes == 1 {
+			break
+		}
+		s.version++
+		*r.version() = s.version | busy
+	}
+	do.compute(r, number)
+	t.index.seal(c.slot[i], c.tag[i], r, was)
 	return nil
 }
 
@@ -214,7 +203,7 @@ func (c *rowChange) compute(r record, i int) {
 	}
 }
 
-// mayPush reports whether keys[i] has a row or may get one. In the second case it makes room for it.
+// mayPush reports whether key, number i of c, has a row or may get one. In the second case it makes room for it.
 func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, error) {
 	slot, tag := c.slot[i], c.tag[i]
 	if _, ok := t.index.record(c, i, key); ok {
@@ -230,18 +219,12 @@ func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, er
 	}
 	t.track.forget(slot, tag, key)
 	t.track.counters.admitted.Add(1)
-	evicted, err := t.makeRoom(slot)
-	if evicted { // records that lookup found may have been removed
-		for j := i + 1; j < len(c.addr); j++ {
-			c.addr[j] = unsafe.Pointer(&noRow)
-		}
-	}
-	return true, err
+	return true, t.makeRoom(slot)
 }
 
-// open prepares the record of keys[i] for a change. It returns the record and the hash that the digest has of it, which
-// seal replaces. open saves an image for each snapshot that needs one, and marks the record busy, so that readers wait
-// until seal. It creates a missing row from the initializer.
+// open prepares the record of key, number i of c, for a change. It returns the record and the hash that the digest has
+// of it, which seal replaces. open saves an image for each snapshot that needs one, and marks the record busy, so that
+// readers wait until seal. It creates a missing row from the initializer.
 func (t *Table) open(c *chunk, i int, key rowraft.Key) (r record, was Digest, err error) {
 	r = record{c.addr[i]}
 	if r.key() != uint64(key) || r.loadVersion() == gone {

@@ -2,40 +2,25 @@ package rowstore
 
 import (
 	"math"
-	"unsafe"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
 	"github.com/rowraft/rowraft/shard/rowstore/candidate"
-	"github.com/rowraft/rowraft/shard/rowstore/order"
 	"github.com/rowraft/rowraft/wire"
 )
-
-// scanRecords is how many records a scan of a slot prefetches at a time.
-const scanRecords = 64
 
 // each calls do with the index entry and the record of every row of slot. All of them are in memory: see
 // Tier.loadSlot. It prefetches the first
 // touched bytes of each record from its key on. do must not change the index.
 func (x *index) each(slot rowraft.Slot, touched int, do func(e uint64, r record)) {
-	var entry [scanRecords]uint64
-	var addr [scanRecords]unsafe.Pointer
-	n := 0
-	flush := func() {
-		order.Prefetch(&addr[0], n, -x.lead, min(touched, maxPrefetch))
-		for i := range n {
-			do(entry[i], record{addr[i]})
-		}
-		n = 0
-	}
+	w := window{from: -x.lead, to: touched}
 	for e := range x.slot(slot).entries() {
-		entry[n], addr[n] = e, x.at(slab.Place(uint32(e)-1)).p
-		if n++; n == scanRecords {
-			flush()
+		if e, r := w.swap(e, x.at(slab.Place(uint32(e)-1))); r.p != nil {
+			do(e, r)
 		}
 	}
-	if n > 0 {
-		flush()
+	for e, r := range w.rest {
+		do(e, r)
 	}
 }
 
@@ -46,14 +31,14 @@ func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
 	return t.remove(slot, tag, at)
 }
 
-// makeRoom removes rows of slot if the slot is full, and reports whether it removed any.
-func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
+// makeRoom removes rows of slot if the slot is full.
+func (t *Table) makeRoom(slot rowraft.Slot) error {
 	k, s := t.track, t.index.slot(slot)
 	if k.maxRows == 0 || uint64(s.rows) < k.maxRows {
-		return false, nil
+		return nil
 	}
 	if err := t.index.tier.loadSlot(slot); err != nil {
-		return false, err
+		return err
 	}
 	k.ranks.list = k.ranks.list[:0]
 	period := agingRounds * k.maxRows
@@ -74,11 +59,11 @@ func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 	gone := k.ranks.lowest(k.ranks.list, len(k.ranks.list)-int(stay))
 	for _, r := range gone {
 		if err := t.removeEntry(slot, r.ref); err != nil {
-			return true, err
+			return err
 		}
 	}
 	k.counters.evicted.Add(uint64(len(gone)))
-	return true, nil
+	return nil
 }
 
 // CheckSweep returns an error if the conditions of w do not apply to this table.

@@ -7,14 +7,14 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
-// chunkKeys is how many keys a lookup handles together.
+// chunkKeys is how many lookups a chunk has room for.
 const chunkKeys = 32
 
 // maxPrefetch is how many bytes of a record are prefetched: a record of dim 64 with
 // Adagrad, which took 1.5 times as long with 320. The hardware prefetches the rest of a longer row.
 const maxPrefetch = 576
 
-// chunk is the work of one batch of lookups. It lives on the stack.
+// chunk is the lookups of some keys. It lives on the stack.
 type chunk struct {
 	slot [chunkKeys]rowraft.Slot
 	tag  [chunkKeys]uint32
@@ -25,73 +25,91 @@ type chunk struct {
 // noRow is the value of addr for a key whose tag is not in the index. It looks like a record that is gone.
 var noRow = [8]uint64{versionAt / 8: gone}
 
-// chunks looks up keys chunk by chunk, so that memory of later chunks is loading while the caller
-// works on the current one. Before next returns a chunk, it prefetches the records of the next
-// chunk and the index entries of the one after that.
-//
-//	entries prefetched     2     3     4
-//	records prefetched     1     2     3
-//	returned by next       0     1     2
+const (
+	// groupKeys is how many keys chunks prefetches at once. A processor drops prefetches that find its queue of missing
+	// lines full (package order), so wide rows are prefetched in smaller groups: a group has about 12 lines.
+	groupKeys     = 4
+	wideGroupKeys = 2
+	wide          = 96 // bytes of a row
+
+	entriesAhead = 16 // how many keys before next returns them their index entries are prefetched
+	recordsAhead = 8  // and their records
+)
+
+// chunks looks up keys in groups, so that memory of later groups is loading while the caller works on the current one.
+// Before next returns a group, it prefetches the records of a later group and the index entries of an even later one.
 type chunks struct {
+	chunk         // key number i is at i%chunkKeys
+	group   int   // number of keys in a group
 	begun   int   // number of keys whose entries were prefetched
+	looked  int   // number of keys whose records were prefetched
+	given   int   // number of keys that next has returned
 	touched int   // how many bytes of each record the caller will use
 	changes bool  // the caller changes the rows
-	err     error // the slot of a key is not owned: the chunks end before its chunk
-	ring    [3]chunk
-	n       [3]int // number of keys in each chunk
-	at      int    // the chunk that next returns
+	end     int   // number of keys; with err, of those before its group
+	err     error // the slot of a key is not owned
 }
 
 // start prepares c, which must be zero, for keys. Each call takes t and keys as arguments again:
 // a pointer to them in c would move c to the heap.
 func (c *chunks) start(t *Table, keys []rowraft.Key, touched int, changes bool) {
-	c.touched, c.changes = min(touched, maxPrefetch), changes
-	c.prefetchEntries(t, keys, 0)
-	c.prefetchEntries(t, keys, 1)
-	c.prefetchRecords(t, 0)
+	c.touched, c.changes, c.end = min(touched, maxPrefetch), changes, len(keys)
+	if c.group = groupKeys; touched > wide {
+		c.group = wideGroupKeys
+	}
+	for range entriesAhead / c.group {
+		c.prefetchEntries(t, keys)
+	}
+	for range recordsAhead / c.group {
+		c.prefetchRecords(t)
+	}
 }
 
-// next returns the next chunk and its number of keys, 0 at the end or before err. The chunk is
+// next returns the place of the next group in c and its number of keys, 0 at the end or before err. The group is
 // valid until the next call.
-func (c *chunks) next(t *Table, keys []rowraft.Key) (*chunk, int) {
-	at := c.at
-	c.at = (at + 1) % 3
-	c.prefetchEntries(t, keys, (at+2)%3)
-	c.prefetchRecords(t, c.at)
-	return &c.ring[at], c.n[at]
+func (c *chunks) next(t *Table, keys []rowraft.Key) (at, n int) {
+	c.prefetchEntries(t, keys)
+	c.prefetchRecords(t)
+	at, n = c.given%chunkKeys, min(c.group, c.end-c.given)
+	c.given += n
+	return at, n
 }
 
-func (c *chunks) prefetchEntries(t *Table, keys []rowraft.Key, i int) {
-	n := min(chunkKeys, len(keys)-c.begun)
-	c.n[i] = n
-	if n > 0 {
-		from := c.begun
-		c.begun += n
-		if err := t.index.prefetchEntries(&c.ring[i], keys[from:c.begun]); err != nil {
-			c.err, c.n[i], c.begun = err, 0, len(keys)
+func (c *chunks) prefetchEntries(t *Table, keys []rowraft.Key) {
+	if n := min(c.group, c.end-c.begun); n > 0 {
+		if c.err = t.index.prefetchEntries(&c.chunk, c.begun%chunkKeys, keys[c.begun:c.begun+n]); c.err != nil {
+			c.end = c.begun
+			return
 		}
+		c.begun += n
 	}
 }
 
-func (c *chunks) prefetchRecords(t *Table, i int) {
-	if c.n[i] > 0 {
-		t.index.prefetchRecords(&c.ring[i], c.n[i], c.touched)
+func (c *chunks) prefetchRecords(t *Table) {
+	n := min(c.group, c.end-c.looked)
+	if n <= 0 {
+		return
 	}
+	at := c.looked % chunkKeys
+	c.looked += n
+	t.index.prefetchRecords(&c.chunk, at, n, c.touched)
 	if c.changes {
-		t.snaps.prefetchSlots(&c.ring[i], c.n[i])
+		t.snaps.prefetchSlots(&c.chunk, at, n)
 	}
 }
 
-// prefetchSlots prefetches the state of the slots of c that a change needs: digest, counter, and
-// the cuts of running snapshots. Together they are larger than a near cache that rows pass through.
-func (ss *snapshots) prefetchSlots(c *chunk, n int) {
-	var addr [chunkKeys]unsafe.Pointer
-	for i, slot := range c.slot[:n] {
+// prefetchSlots prefetches the state of the slots of n lookups, a group from place at of c on, that a change needs:
+// digest, counter, and the cuts of running snapshots. Together they are larger than a near cache that rows pass
+// through.
+func (ss *snapshots) prefetchSlots(c *chunk, at, n int) {
+	var addr [groupKeys]unsafe.Pointer
+	slots := c.slot[at : at+n]
+	for i, slot := range slots {
 		addr[i] = unsafe.Pointer(ss.index.slot(slot))
 	}
 	order.Prefetch(&addr[0], n, 0, int(unsafe.Sizeof(slotState{})))
 	for _, s := range ss.running {
-		for i, slot := range c.slot[:n] {
+		for i, slot := range slots {
 			addr[i] = unsafe.Pointer(&noRow)
 			if page := s.cutPage(slot).Load(); page != nil {
 				addr[i] = unsafe.Pointer(&page[slot%cutsPerPage])
@@ -101,15 +119,12 @@ func (ss *snapshots) prefetchSlots(c *chunk, n int) {
 	}
 }
 
-// lookup runs prefetchEntries and then prefetchRecords, for callers that do not use chunks.
-func (x *index) lookup(c *chunk, keys []rowraft.Key, touched int) {
-	_ = x.prefetchEntries(c, keys) // the caller has checked the slots
-	x.prefetchRecords(c, len(keys), min(touched, maxPrefetch))
-}
-
-// prefetchEntries prefetches the index entries of keys. Errors: CodeWrongShard if the slot of a key is not owned.
-func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) error {
-	for i, key := range keys {
+// prefetchEntries notes the lookups of keys from place at of c on and prefetches their index entries.
+//
+// Errors: CodeWrongShard if the slot of a key is not owned.
+func (x *index) prefetchEntries(c *chunk, at int, keys []rowraft.Key) error {
+	for j, key := range keys {
+		i := at + j
 		slot, tag := x.slotOf(key), x.secret.Tag(key) // locate, which the compiler does not inline; nor segment, below
 		if !x.owns(slot) {
 			return x.notOwned(key, slot)
@@ -124,14 +139,14 @@ func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) error {
 			c.addr[i] = unsafe.Pointer(&seg[tag&uint32(len(seg)-1)])
 		}
 	}
-	order.Prefetch(&c.addr[0], len(keys), 0, 8)
+	order.Prefetch(&c.addr[at], len(keys), 0, 8)
 	return nil
 }
 
-// prefetchRecords sets addr to the record of the first entry with the key's tag, or to noRow, and prefetches
-// the records. The record may belong to another key with the same tag; record checks that.
-func (x *index) prefetchRecords(c *chunk, n, touched int) {
-	for i := range n {
+// prefetchRecords sets addr of the n lookups from place at of c on to the record of the first entry with the key's tag,
+// or to noRow, and prefetches the records. The record may belong to another key with the same tag; record checks that.
+func (x *index) prefetchRecords(c *chunk, at, n, touched int) {
+	for i := at; i < at+n; i++ {
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(c.seg[i]) == 0 {
 			continue
@@ -140,10 +155,10 @@ func (x *index) prefetchRecords(c *chunk, n, touched int) {
 			c.addr[i] = x.at(p).p
 		}
 	}
-	order.Prefetch(&c.addr[0], n, 0, touched)
+	order.Prefetch(&c.addr[at], n, 0, touched)
 }
 
-// record returns the record of keys[i] after lookup. ok is false if the key has no row.
+// record returns the record of key, number i of c, after prefetchRecords. ok is false if the key has no row.
 func (x *index) record(c *chunk, i int, key rowraft.Key) (record, bool) {
 	if c.addr[i] == unsafe.Pointer(&noRow) {
 		return record{}, false
@@ -152,4 +167,35 @@ func (x *index) record(c *chunk, i int, key rowraft.Key) (record, bool) {
 		return r, true
 	}
 	return x.find(c.slot[i], c.tag[i], key)
+}
+
+// window delays the records of a walk, so that each is in a near cache when it is used.
+type window struct {
+	from, to int // which bytes of a record are prefetched, from its key on
+
+	entry [recordsAhead]uint64
+	addr  [recordsAhead]unsafe.Pointer
+	n     int
+}
+
+// swap adds the record r with the index entry e, and returns those that were added recordsAhead calls before, a record
+// of nil if there were none.
+func (w *window) swap(e uint64, r record) (uint64, record) {
+	i := w.n % recordsAhead
+	w.n++
+	wasEntry, was := w.entry[i], record{w.addr[i]}
+	w.entry[i], w.addr[i] = e, r.p
+	if r.p != nil {
+		order.Prefetch(&w.addr[i], 1, w.from, min(w.to, maxPrefetch))
+	}
+	return wasEntry, was
+}
+
+// rest yields what swap has not returned.
+func (w *window) rest(yield func(e uint64, r record) bool) {
+	for range recordsAhead {
+		if e, r := w.swap(0, record{}); r.p != nil && !yield(e, r) {
+			return
+		}
+	}
 }

@@ -2,11 +2,9 @@ package rowstore
 
 import (
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
-	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // Listing lists the rows that one slot had when the Listing began, in no particular order and in
@@ -57,16 +55,8 @@ func (l *Listing) AppendKeys(dst []rowraft.Key, most int) (out []rowraft.Key, do
 
 // next calls do with the records of the next most entries. It prefetches the first touched bytes of each.
 func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
-	var addr [scanRecords]unsafe.Pointer
 	var cold []coldEntry
-	n := 0
-	flush := func() {
-		order.Prefetch(&addr[0], n, 0, min(touched, maxPrefetch))
-		for _, p := range addr[:n] {
-			do(record{p})
-		}
-		n = 0
-	}
+	warm := window{to: touched}
 	w := &l.walk
 	for ; w.at < len(w.segs) && most > 0; w.at, w.pos = w.at+1, 0 {
 		seg := w.segs[w.at]
@@ -81,17 +71,16 @@ func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 				cold = append(cold, coldEntry{e: e})
 				continue
 			}
-			addr[n] = l.t.index.at(slab.Place(uint32(e) - 1)).p
-			if n++; n == scanRecords {
-				flush()
+			if _, r := warm.swap(e, l.t.index.at(slab.Place(uint32(e)-1))); r.p != nil {
+				do(r)
 			}
 		}
 		if w.pos < len(seg) {
 			break
 		}
 	}
-	if n > 0 {
-		flush()
+	for _, r := range warm.rest {
+		do(r)
 	}
 	if len(cold) > 0 { // an error breaks the tier
 		_ = l.t.index.tier.each(cold, func(_ *coldEntry, r record) { do(r) })

@@ -1,12 +1,9 @@
 package rowstore
 
 import (
-	"unsafe"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
 	"github.com/rowraft/rowraft/shard/rowstore/candidate"
-	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // coldCheckBytes is what the check of one row in the file counts, so that checks leave the disk to pulls and pushes: at
@@ -103,60 +100,41 @@ func (c *slotCheck) end(x *index) {
 
 // next adds the next rows to the sum. ok is false if an index entry is damaged.
 func (c *slotCheck) next(x *index, most int) (size int, ok bool) {
-	var tags [chunkKeys]uint32
-	var addr [chunkKeys]unsafe.Pointer
-	w := &c.walk
-	atOnce := min(chunkKeys, max(1, most/x.recordBytes()))
-	n, entries := 0, 0
-	var cold []coldEntry
-	add := func(r record, want uint32) bool {
-		size += x.recordBytes()
+	w, warm := &c.walk, window{to: x.rowBytes()}
+	ok = true
+	add := func(e uint64, r record) {
 		slot, tag := x.locate(rowraft.Key(r.key()))
 		c.sum = c.sum.Add(x.rowHash(r))
-		return slot == c.slot && tag == want
+		ok = ok && slot == c.slot && tag == uint32(e>>32)
 	}
-	hash := func() bool { // adds the records at addr
-		order.Prefetch(&addr[0], n, 0, min(x.rowBytes(), maxPrefetch))
-		for i := range n {
-			if !add(record{addr[i]}, tags[i]) {
-				return false
-			}
-		}
-		n = 0
-		return true
-	}
-	end := func() bool {
-		good := n == 0 || hash()
-		if len(cold) > 0 {
-			err := x.tier.each(cold, func(k *coldEntry, r record) { good = add(r, uint32(k.e>>32)) && good })
-			size += len(cold) * coldCheckBytes
-			good = good && err == nil
-		}
-		return good
-	}
-	for ; w.at < len(w.segs); w.at, w.pos = w.at+1, 0 {
-		for seg := w.segs[w.at]; w.pos < len(seg); {
-			if size+n*x.recordBytes()+len(cold)*coldCheckBytes+8*entries >= most {
-				return size, end()
-			}
-			e := seg[w.pos]
-			w.pos, entries = w.pos+1, entries+1
-			if !isRow(e) {
-				continue
-			}
-			if isCold(e) && x.tier != nil {
+	var cold []coldEntry
+	for entries := 0; w.at < len(w.segs); w.at, w.pos = w.at+1, 0 {
+		seg := w.segs[w.at]
+		for ; w.pos < len(seg) && size+8*entries < most; w.pos, entries = w.pos+1, entries+1 {
+			switch e := seg[w.pos]; {
+			case !isRow(e):
+			case isCold(e) && x.tier != nil:
 				cold = append(cold, coldEntry{e: e})
-				continue
-			}
-			p := slab.Place(uint32(e) - 1)
-			if !x.slab.Has(p) {
+				size += coldCheckBytes
+			case !x.slab.Has(slab.Place(uint32(e) - 1)):
 				return size, false
-			}
-			addr[n], tags[n] = x.at(p).p, uint32(e>>32)
-			if n++; n == atOnce && !hash() {
-				return size, false
+			default:
+				if e, r := warm.swap(e, x.at(slab.Place(uint32(e)-1))); r.p != nil {
+					add(e, r)
+				}
+				size += x.recordBytes()
 			}
 		}
+		if w.pos < len(seg) {
+			break
+		}
 	}
-	return size, end()
+	for e, r := range warm.rest {
+		add(e, r)
+	}
+	if len(cold) > 0 {
+		err := x.tier.each(cold, func(k *coldEntry, r record) { add(k.e, r) })
+		ok = ok && err == nil
+	}
+	return size, ok
 }

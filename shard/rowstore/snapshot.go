@@ -5,12 +5,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/slab"
 	"github.com/rowraft/rowraft/shard/rowstore/coldfile"
-	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
 // MaxSnapshots is how many snapshots of a table run concurrently. A snapshot is as slow as its
@@ -346,49 +344,36 @@ func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEnt
 	return dst, maxEntries
 }
 
-// appendEntries appends the rows of entries whose version is above since and at most
-// counter. It prefetches records recordsAhead before it reads them.
+// appendEntries appends the rows of entries whose version is above since and at most counter.
 func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter uint64) []byte {
-	var ring [recordsAhead]unsafe.Pointer
 	var cold []coldEntry
-	found, size := 0, s.t.index.rowBytes()
 	row := func(r record) {
 		if v := r.loadVersion(); v <= counter && v > since {
 			dst = s.t.index.appendRecord(dst, r)
 		}
 	}
+	warm := window{to: s.t.index.rowBytes()}
 	for i := range entries {
-		e := atomic.LoadUint64(&entries[i])
-		if !isRow(e) {
-			continue
-		}
-		if isCold(e) && s.refers && s.cut.Has(coldPlace(e)) {
+		switch e := atomic.LoadUint64(&entries[i]); {
+		case !isRow(e):
+		case isCold(e) && s.refers && s.cut.Has(coldPlace(e)):
 			s.refs = append(s.refs, e)
-			continue
-		}
-		if isCold(e) {
+		case isCold(e):
 			cold = append(cold, coldEntry{e: e})
-			continue
+		default:
+			if _, r := warm.swap(e, s.t.index.at(slab.Place(uint32(e)-1))); r.p != nil {
+				row(r)
+			}
 		}
-		slot := &ring[found%recordsAhead]
-		if found >= recordsAhead {
-			row(record{*slot})
-		}
-		*slot = s.t.index.at(slab.Place(uint32(e) - 1)).p
-		order.Prefetch(slot, 1, 0, size)
-		found++
 	}
-	for i := max(0, found-recordsAhead); i < found; i++ {
-		row(record{ring[i%recordsAhead]})
+	for _, r := range warm.rest {
+		row(r)
 	}
 	if len(cold) > 0 { // an error breaks the tier
 		_ = s.t.index.tier.each(cold, func(_ *coldEntry, r record) { row(r) })
 	}
 	return dst
 }
-
-// recordsAhead is how many records the reader prefetches before it reads one.
-const recordsAhead = 8
 
 // appendImages appends up to maxEntries images of the slot of c and frees their places.
 // It holds no lock during the copy: otherwise the writer would wait for it at its next image, in

@@ -62,7 +62,7 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 	var ahead chunks
 	ahead.start(t, keys, x.stateAt, false)
 	for base := 0; ; {
-		c, n := ahead.next(t, keys)
+		at, n := ahead.next(t, keys)
 		if ahead.err != nil {
 			return ahead.err
 		}
@@ -73,7 +73,7 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 			i, was := base+j, len(cold)
 			out := dst[i*rowBytes+head : (i+1)*rowBytes]
 			var warm uint64
-			if warm, cold = r.readWarm(c, j, key, out, dt, int32(i), cold); warm != 0 {
+			if warm, cold = r.readWarm(&ahead.chunk, at+j, key, out, dt, int32(i), cold); warm != 0 {
 				found(i, warm)
 			} else if len(cold) == was {
 				initial(i)
@@ -167,9 +167,9 @@ func (r *Tier) wait(e uint64, rec record, most int) {
 func (r *Tier) appendCold(cold []coldEntry, keys []rowraft.Key) []coldEntry {
 	x := &r.table.index
 	var c chunk
-	for ; len(keys) > 0; keys = keys[min(chunkKeys, len(keys)):] {
-		n := min(chunkKeys, len(keys))
-		_ = x.prefetchEntries(&c, keys[:n]) // their slots are owned
+	for ; len(keys) > 0; keys = keys[min(entriesAhead, len(keys)):] {
+		n := min(entriesAhead, len(keys))
+		_ = x.prefetchEntries(&c, 0, keys[:n]) // their slots are owned
 		for i := range n {
 			seg, tag := c.seg[i], c.tag[i]
 			if len(seg) == 0 {

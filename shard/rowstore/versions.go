@@ -40,7 +40,7 @@ func PullVersions(t *Table, keys []rowraft.Key, dst []byte, dt rowraft.DType, pr
 	var ahead chunks
 	ahead.start(t, keys, t.index.stateAt, false)
 	for base := 0; ; {
-		c, n := ahead.next(t, keys)
+		at, n := ahead.next(t, keys)
 		if n == 0 {
 			return leftOut, ahead.err
 		}
@@ -49,7 +49,7 @@ func PullVersions(t *Table, keys []rowraft.Key, dst []byte, dt rowraft.DType, pr
 			if len(known) > 0 {
 				has = knownVersion(known[wire.VersionBytes*(base+i):])
 			}
-			v := t.index.read(c, i, key, row[wire.VersionBytes:], dt, has)
+			v := t.index.read(&ahead.chunk, at+i, key, row[wire.VersionBytes:], dt, has)
 			if v != 0 && present != nil {
 				present[(base+i)/8] |= 1 << ((base + i) % 8)
 			}
