@@ -102,7 +102,7 @@ type Config struct {
 	// reads; 0: 64 MiB, negative: none. It is allocated at the first such read.
 	CopiesBytes int64
 
-	// ScrubBytesPerSecond is the rate at which the server compares rows with their digests, over all
+	// ScrubBytesPerSecond is the highest rate at which the server compares rows with their digests, over all
 	// replicas together; 0: 16 MiB, negative: none.
 	ScrubBytesPerSecond int
 

@@ -21,7 +21,7 @@ const (
 	// A sample must show this share: a search that finds too little is lost.
 	minSampledShare = 0.15
 	// sampledKeys is about how many keys decide whether a search for all equal keys is worth it.
-	sampledKeys = 1024
+	sampledKeys = 256
 	// groupTries is how many groups with other learning rates a push tries to join, so that many small pushes cost no
 	// more than their number.
 	groupTries = 8

@@ -2,12 +2,17 @@ package replica
 
 import (
 	"context"
+	"math"
 	"time"
+
+	"github.com/rowraft/rowraft/shard"
 )
 
 const (
 	// scrubEvery is the interval of reads; each reads one second's share of bytes.
 	scrubEvery = time.Second
+	// scrubPass is how long a pass over the rows of a replica takes, or longer if they are many.
+	scrubPass = 10 * time.Minute
 	// minScrub is the least number of bytes that a read of one replica takes.
 	minScrub = 64 << 10
 )
@@ -28,9 +33,22 @@ func (h *Host) scrub(ctx context.Context) {
 		}
 		replicas := h.runningReplicas()
 		for _, r := range replicas {
-			if err := r.machine.Scrub(max(h.opts.ScrubBytesPerSecond/len(replicas), minScrub)); err != nil {
+			if err := r.machine.Scrub(scrubShare(r.machine.Stats(), h.opts.ScrubBytesPerSecond/len(replicas))); err != nil {
 				r.noticeFence()
 			}
 		}
 	}
+}
+
+// scrubShare returns how many bytes of the rows of tables a read takes, at most most unless that is below minScrub.
+// Where a pass is short at that rate, it would only take time from pulls and pushes.
+func scrubShare(tables []shard.TableStats, most int) int {
+	var size uint64
+	for _, t := range tables {
+		if size += t.Bytes; t.Tier.Records > 0 {
+			size = math.MaxInt64 // a row in a file counts more than its bytes
+			break
+		}
+	}
+	return max(int(min(size/uint64(scrubPass/scrubEvery), uint64(max(0, most)))), minScrub)
 }
