@@ -103,7 +103,7 @@ type Config struct {
 	CopiesBytes int64
 
 	// ScrubBytesPerSecond is the highest rate at which the server compares rows with their digests, over all
-	// replicas together; 0: 16 MiB, negative: none.
+	// replicas together, but at least 64 KiB for each of them; 0: 16 MiB, negative: none.
 	ScrubBytesPerSecond int
 
 	TLS rpc.TLSFiles

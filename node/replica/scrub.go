@@ -11,7 +11,8 @@ import (
 const (
 	// scrubEvery is the interval of reads; each reads one second's share of bytes.
 	scrubEvery = time.Second
-	// scrubPass is how long a pass over the rows of a replica takes, or longer if they are many.
+	// scrubPass is how long a pass over the rows of a replica takes, unless they are so few or so many that minScrub or
+	// the share of the replica decides.
 	scrubPass = 10 * time.Minute
 	// minScrub is the least number of bytes that a read of one replica takes.
 	minScrub = 64 << 10

@@ -205,13 +205,10 @@ func (c *rowChange) compute(r record, i int) {
 
 // mayPush reports whether key, number i of c, has a row or may get one. In the second case it makes room for it.
 func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, error) {
+	if _, ok := t.index.latest(c, i, key); ok {
+		return true, nil
+	}
 	slot, tag := c.slot[i], c.tag[i]
-	if _, ok := t.index.record(c, i, key); ok {
-		return true, nil
-	}
-	if _, ok := t.index.find(slot, tag, key); ok { // an earlier key of the chunk created it
-		return true, nil
-	}
 	if !assign {
 		if ok, err := t.track.admit(slot, tag, key); !ok {
 			return false, err
@@ -226,14 +223,10 @@ func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, er
 // of it, which seal replaces. open saves an image for each snapshot that needs one, and marks the record busy, so that
 // readers wait until seal. It creates a missing row from the initializer.
 func (t *Table) open(c *chunk, i int, key rowraft.Key) (r record, was Digest, err error) {
-	r = record{c.addr[i]}
-	if r.key() != uint64(key) || r.loadVersion() == gone {
-		var ok bool
-		// An earlier key of the chunk may have created this row after the lookup.
-		if r, ok = t.index.find(c.slot[i], c.tag[i], key); !ok {
-			r, err = t.create(c.slot[i], c.tag[i], key)
-			return r, Digest{}, err
-		}
+	r, ok := t.index.latest(c, i, key)
+	if !ok {
+		r, err = t.create(c.slot[i], c.tag[i], key)
+		return r, Digest{}, err
 	}
 	if len(t.snaps.running) > 0 {
 		if err := t.snaps.saveImage(c.slot[i], c.tag[i], r); err != nil {

@@ -10,8 +10,7 @@ import (
 )
 
 // each calls do with the index entry and the record of every row of slot. All of them are in memory: see
-// Tier.loadSlot. It prefetches the first
-// touched bytes of each record from its key on. do must not change the index.
+// Tier.loadSlot. It prefetches the first touched bytes of each record from its key on. do must not change the index.
 func (x *index) each(slot rowraft.Slot, touched int, do func(e uint64, r record)) {
 	w := window{from: -x.lead, to: touched}
 	for e := range x.slot(slot).entries() {

@@ -40,7 +40,7 @@ func (c *reclaimer) retirePlace(rs *records, p slab.Place) {
 	r.places = append(r.places, p)
 }
 
-// reclaim frees the retired objects of x that no reader holds any more.
+// reclaim frees the retired objects of x that no reader holds any more. REQUIRES: the writer holds no lookup.
 func (x *index) reclaim() {
 	if x.retired[0].empty() && x.retired[1].empty() {
 		return

@@ -27,17 +27,24 @@ var noRow = [8]uint64{versionAt / 8: gone}
 
 const (
 	// groupKeys is how many keys chunks prefetches at once. A processor drops prefetches that find its queue of missing
-	// lines full (package order), so wide rows are prefetched in smaller groups: a group has about 12 lines.
+	// lines full (package order), so rows of which more than wideBytes are used are prefetched in smaller groups. (Groups
+	// of one are slower for all rows up to dim 128.)
 	groupKeys     = 4
 	wideGroupKeys = 2
-	wide          = 96 // bytes of a row
+	wideBytes     = 96
 
-	entriesAhead = 16 // how many keys before next returns them their index entries are prefetched
-	recordsAhead = 8  // and their records
+	// chunks prefetches the index entries of a key this many keys before next returns it, and then its record.
+	// Invariant: both are multiples of the size of a group, and the keys from the first that next has returned to the
+	// last with prefetched entries fit into a chunk.
+	entriesAhead = 16
+	recordsAhead = 8
 )
 
 // chunks looks up keys in groups, so that memory of later groups is loading while the caller works on the current one.
 // Before next returns a group, it prefetches the records of a later group and the index entries of an even later one.
+//
+// A record that was found may be removed before its key is returned. Its version is gone then, and its place belongs to
+// no other row before the next call of the writer, or before the reader leaves (reclaimer).
 type chunks struct {
 	chunk         // key number i is at i%chunkKeys
 	group   int   // number of keys in a group
@@ -46,7 +53,7 @@ type chunks struct {
 	given   int   // number of keys that next has returned
 	touched int   // how many bytes of each record the caller will use
 	changes bool  // the caller changes the rows
-	end     int   // number of keys; with err, of those before its group
+	end     int   // number of keys to return: all, or those before the group of the key with err
 	err     error // the slot of a key is not owned
 }
 
@@ -54,7 +61,7 @@ type chunks struct {
 // a pointer to them in c would move c to the heap.
 func (c *chunks) start(t *Table, keys []rowraft.Key, touched int, changes bool) {
 	c.touched, c.changes, c.end = min(touched, maxPrefetch), changes, len(keys)
-	if c.group = groupKeys; touched > wide {
+	if c.group = groupKeys; touched > wideBytes {
 		c.group = wideGroupKeys
 	}
 	for range entriesAhead / c.group {
@@ -169,6 +176,15 @@ func (x *index) record(c *chunk, i int, key rowraft.Key) (record, bool) {
 	return x.find(c.slot[i], c.tag[i], key)
 }
 
+// latest returns the record of key, number i of c, for the writer: an earlier key of the call may have created or
+// removed its row after the lookup.
+func (x *index) latest(c *chunk, i int, key rowraft.Key) (record, bool) {
+	if r := (record{c.addr[i]}); r.key() == uint64(key) && *r.version() != gone {
+		return r, true
+	}
+	return x.find(c.slot[i], c.tag[i], key)
+}
+
 // window delays the records of a walk, so that each is in a near cache when it is used.
 type window struct {
 	from, to int // which bytes of a record are prefetched, from its key on
@@ -178,8 +194,8 @@ type window struct {
 	n     int
 }
 
-// swap adds the record r with the index entry e, and returns those that were added recordsAhead calls before, a record
-// of nil if there were none.
+// swap adds the record r with the index entry e, and returns those that were added recordsAhead calls before. The
+// record has no address if there were none.
 func (w *window) swap(e uint64, r record) (uint64, record) {
 	i := w.n % recordsAhead
 	w.n++

@@ -406,7 +406,7 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
-	// Here the first chunks have changed, and the replica must stop.
+	// Here the first groups have changed, and the replica must stop.
 	if err := table.Update(append(many, foreign), make([]byte, (len(many)+1)*len(row)), rowraft.Float32,
 		0); rowraft.CodeOf(err) != rowraft.CodeWrongShard {
 		t.Errorf("update of a foreign key after many others: %v", err)
