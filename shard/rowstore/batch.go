@@ -34,7 +34,7 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	if t.index.tier != nil {
 		return t.index.tier.pull(keys, dst, dt, present, 0)
 	}
-	var ahead chunks
+	var ahead lookahead
 	ahead.start(t, keys, t.index.stateAt, false)
 	rowBytes := t.index.dim * dt.Size()
 	for base := 0; ; {
@@ -45,8 +45,8 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 		for i, key := range keys[base : base+n] {
 			out := dst[:rowBytes:rowBytes]
 			dst = dst[rowBytes:]
-			found := dt == t.index.storage && t.index.copiedAtOnce(&ahead.chunk, at+i, key, out)
-			if !found && t.index.read(&ahead.chunk, at+i, key, out, dt, noVersion) == 0 {
+			found := dt == t.index.storage && t.index.copiedAtOnce(&ahead.lookups, at+i, key, out)
+			if !found && t.index.read(&ahead.lookups, at+i, key, out, dt, noVersion) == 0 {
 				t.index.putInitial(out, dt, key)
 				continue
 			}
@@ -107,7 +107,7 @@ func (t *Table) change(keys []rowraft.Key, counts []byte, do rowChange) error {
 	}
 	do.records, do.rule, do.scratch, do.wide = &t.index.records, &t.rule, t.scratch, t.wide
 	do.inPlace = wire.InPlace(do.dtype, do.arg)
-	var ahead chunks
+	var ahead lookahead
 	ahead.start(t, keys, t.index.rowBytes(), true)
 	for base := 0; ; {
 		at, n := ahead.next(t, keys)
@@ -120,12 +120,12 @@ func (t *Table) change(keys []rowraft.Key, counts []byte, do rowChange) error {
 				if counts != nil {
 					pushes = int(counts[base+i])
 				}
-				if err := t.changeTracked(&ahead.chunk, at+i, key, pushes, &do, base+i); err != nil {
+				if err := t.changeTracked(&ahead.lookups, at+i, key, pushes, &do, base+i); err != nil {
 					return err
 				}
 				continue
 			}
-			r, was, err := t.open(&ahead.chunk, at+i, key)
+			r, was, err := t.open(&ahead.lookups, at+i, key)
 			if err != nil {
 				return err
 			}
@@ -138,7 +138,7 @@ func (t *Table) change(keys []rowraft.Key, counts []byte, do rowChange) error {
 
 // changeTracked changes the row of key in a tracked table by the sum of pushes: key is number i of c, and the sum is
 // that number of do. docs/formats/streaming.md specifies the order of the steps.
-func (t *Table) changeTracked(c *chunk, i int, key rowraft.Key, pushes int, do *rowChange, number int) error {
+func (t *Table) changeTracked(c *lookups, i int, key rowraft.Key, pushes int, do *rowChange, number int) error {
 	ok, err := t.mayPush(c, i, key, do.assign)
 	for ; !ok && err == nil && pushes > 1; pushes-- {
 		ok, err = t.mayPush(c, i, key, do.assign)
@@ -204,7 +204,7 @@ func (c *rowChange) compute(r record, i int) {
 }
 
 // mayPush reports whether key, number i of c, has a row or may get one. In the second case it makes room for it.
-func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, error) {
+func (t *Table) mayPush(c *lookups, i int, key rowraft.Key, assign bool) (bool, error) {
 	if _, ok := t.index.latest(c, i, key); ok {
 		return true, nil
 	}
@@ -222,7 +222,7 @@ func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, er
 // open prepares the record of key, number i of c, for a change. It returns the record and the hash that the digest has
 // of it, which seal replaces. open saves an image for each snapshot that needs one, and marks the record busy, so that
 // readers wait until seal. It creates a missing row from the initializer.
-func (t *Table) open(c *chunk, i int, key rowraft.Key) (r record, was Digest, err error) {
+func (t *Table) open(c *lookups, i int, key rowraft.Key) (r record, was Digest, err error) {
 	r, ok := t.index.latest(c, i, key)
 	if !ok {
 		r, err = t.create(c.slot[i], c.tag[i], key)

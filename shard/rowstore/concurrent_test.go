@@ -177,7 +177,7 @@ func TestRetiredPlaceReadsAsGone(t *testing.T) {
 	p, _, _ := seg.next(tag, tag)
 
 	e := table.index.grace.Enter()
-	var c chunk
+	var c lookups
 	if err := table.index.prefetchEntries(&c, 0, []rowraft.Key{5}); err != nil {
 		t.Fatal(err)
 	}

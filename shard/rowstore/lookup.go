@@ -7,46 +7,47 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore/order"
 )
 
-// chunkKeys is how many lookups a chunk has room for.
-const chunkKeys = 32
+// lookupKeys is how many keys lookups has room for.
+const lookupKeys = 32
 
 // maxPrefetch is how many bytes of a record are prefetched: a record of dim 64 with
 // Adagrad, which took 1.5 times as long with 320. The hardware prefetches the rest of a longer row.
 const maxPrefetch = 576
 
-// chunk is the lookups of some keys. It lives on the stack.
-type chunk struct {
-	slot [chunkKeys]rowraft.Slot
-	tag  [chunkKeys]uint32
-	seg  [chunkKeys]segment
-	addr [chunkKeys]unsafe.Pointer // first of the index entries, then of the records
+// lookups is where keys were found so far. It lives on the stack.
+type lookups struct {
+	slot [lookupKeys]rowraft.Slot
+	tag  [lookupKeys]uint32
+	seg  [lookupKeys]segment
+	addr [lookupKeys]unsafe.Pointer // first of the index entries, then of the records
 }
 
 // noRow is the value of addr for a key whose tag is not in the index. It looks like a record that is gone.
 var noRow = [8]uint64{versionAt / 8: gone}
 
 const (
-	// groupKeys is how many keys chunks prefetches at once. A processor drops prefetches that find its queue of missing
+	// groupKeys is how many keys lookahead prefetches at once. A processor drops prefetches that find its queue of missing
 	// lines full (package order), so rows of which more than wideBytes are used are prefetched in smaller groups. (Groups
 	// of one are slower for all rows up to dim 128.)
 	groupKeys     = 4
 	wideGroupKeys = 2
 	wideBytes     = 96
 
-	// chunks prefetches the index entries of a key this many keys before next returns it, and then its record.
+	// lookahead prefetches the index entries of a key this many keys before next returns it, and then its record.
 	// Invariant: both are multiples of the size of a group, and the keys from the first that next has returned to the
-	// last with prefetched entries fit into a chunk.
+	// last with prefetched entries fit into lookups.
 	entriesAhead = 16
 	recordsAhead = 8
 )
 
-// chunks looks up keys in groups, so that memory of later groups is loading while the caller works on the current one.
-// Before next returns a group, it prefetches the records of a later group and the index entries of an even later one.
+// lookahead looks up keys in groups, so that memory of later groups is loading while the caller works on the current
+// one. Before next returns a group, it prefetches the records of a later group and the index entries of an even later
+// one.
 //
 // A record that was found may be removed before its key is returned. Its version is gone then, and its place belongs to
 // no other row before the next call of the writer, or before the reader leaves (reclaimer).
-type chunks struct {
-	chunk         // key number i is at i%chunkKeys
+type lookahead struct {
+	lookups       // key number i is at i%lookupKeys
 	group   int   // number of keys in a group
 	begun   int   // number of keys whose entries were prefetched
 	looked  int   // number of keys whose records were prefetched
@@ -59,7 +60,7 @@ type chunks struct {
 
 // start prepares c, which must be zero, for keys. Each call takes t and keys as arguments again:
 // a pointer to them in c would move c to the heap.
-func (c *chunks) start(t *Table, keys []rowraft.Key, touched int, changes bool) {
+func (c *lookahead) start(t *Table, keys []rowraft.Key, touched int, changes bool) {
 	c.touched, c.changes, c.end = min(touched, maxPrefetch), changes, len(keys)
 	if c.group = groupKeys; touched > wideBytes {
 		c.group = wideGroupKeys
@@ -74,17 +75,17 @@ func (c *chunks) start(t *Table, keys []rowraft.Key, touched int, changes bool) 
 
 // next returns the place of the next group in c and its number of keys, 0 at the end or before err. The group is
 // valid until the next call.
-func (c *chunks) next(t *Table, keys []rowraft.Key) (at, n int) {
+func (c *lookahead) next(t *Table, keys []rowraft.Key) (at, n int) {
 	c.prefetchEntries(t, keys)
 	c.prefetchRecords(t)
-	at, n = c.given%chunkKeys, min(c.group, c.end-c.given)
+	at, n = c.given%lookupKeys, min(c.group, c.end-c.given)
 	c.given += n
 	return at, n
 }
 
-func (c *chunks) prefetchEntries(t *Table, keys []rowraft.Key) {
+func (c *lookahead) prefetchEntries(t *Table, keys []rowraft.Key) {
 	if n := min(c.group, c.end-c.begun); n > 0 {
-		if c.err = t.index.prefetchEntries(&c.chunk, c.begun%chunkKeys, keys[c.begun:c.begun+n]); c.err != nil {
+		if c.err = t.index.prefetchEntries(&c.lookups, c.begun%lookupKeys, keys[c.begun:c.begun+n]); c.err != nil {
 			c.end = c.begun
 			return
 		}
@@ -92,23 +93,23 @@ func (c *chunks) prefetchEntries(t *Table, keys []rowraft.Key) {
 	}
 }
 
-func (c *chunks) prefetchRecords(t *Table) {
+func (c *lookahead) prefetchRecords(t *Table) {
 	n := min(c.group, c.end-c.looked)
 	if n <= 0 {
 		return
 	}
-	at := c.looked % chunkKeys
+	at := c.looked % lookupKeys
 	c.looked += n
-	t.index.prefetchRecords(&c.chunk, at, n, c.touched)
+	t.index.prefetchRecords(&c.lookups, at, n, c.touched)
 	if c.changes {
-		t.snaps.prefetchSlots(&c.chunk, at, n)
+		t.snaps.prefetchSlots(&c.lookups, at, n)
 	}
 }
 
 // prefetchSlots prefetches the state of the slots of n lookups, a group from place at of c on, that a change needs:
 // digest, counter, and the cuts of running snapshots. Together they are larger than a near cache that rows pass
 // through.
-func (ss *snapshots) prefetchSlots(c *chunk, at, n int) {
+func (ss *snapshots) prefetchSlots(c *lookups, at, n int) {
 	var addr [groupKeys]unsafe.Pointer
 	slots := c.slot[at : at+n]
 	for i, slot := range slots {
@@ -129,7 +130,7 @@ func (ss *snapshots) prefetchSlots(c *chunk, at, n int) {
 // prefetchEntries notes the lookups of keys from place at of c on and prefetches their index entries.
 //
 // Errors: CodeWrongShard if the slot of a key is not owned.
-func (x *index) prefetchEntries(c *chunk, at int, keys []rowraft.Key) error {
+func (x *index) prefetchEntries(c *lookups, at int, keys []rowraft.Key) error {
 	for j, key := range keys {
 		i := at + j
 		slot, tag := x.slotOf(key), x.secret.Tag(key) // locate, which the compiler does not inline; nor segment, below
@@ -152,7 +153,7 @@ func (x *index) prefetchEntries(c *chunk, at int, keys []rowraft.Key) error {
 
 // prefetchRecords sets addr of the n lookups from place at of c on to the record of the first entry with the key's tag,
 // or to noRow, and prefetches the records. The record may belong to another key with the same tag; record checks that.
-func (x *index) prefetchRecords(c *chunk, at, n, touched int) {
+func (x *index) prefetchRecords(c *lookups, at, n, touched int) {
 	for i := at; i < at+n; i++ {
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(c.seg[i]) == 0 {
@@ -166,7 +167,7 @@ func (x *index) prefetchRecords(c *chunk, at, n, touched int) {
 }
 
 // record returns the record of key, number i of c, after prefetchRecords. ok is false if the key has no row.
-func (x *index) record(c *chunk, i int, key rowraft.Key) (record, bool) {
+func (x *index) record(c *lookups, i int, key rowraft.Key) (record, bool) {
 	if c.addr[i] == unsafe.Pointer(&noRow) {
 		return record{}, false
 	}
@@ -178,7 +179,7 @@ func (x *index) record(c *chunk, i int, key rowraft.Key) (record, bool) {
 
 // latest returns the record of key, number i of c, for the writer: an earlier key of the call may have created or
 // removed its row after the lookup.
-func (x *index) latest(c *chunk, i int, key rowraft.Key) (record, bool) {
+func (x *index) latest(c *lookups, i int, key rowraft.Key) (record, bool) {
 	if r := (record{c.addr[i]}); r.key() == uint64(key) && *r.version() != gone {
 		return r, true
 	}

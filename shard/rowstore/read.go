@@ -33,7 +33,7 @@ func (r record) setBusy() {
 // row has version known, read does not write them. It never blocks the writer. It waits while the writer changes the
 // row.
 // REQUIRES: the caller has entered t.index.grace.
-func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DType, known uint64) uint64 {
+func (x *index) read(c *lookups, i int, key rowraft.Key, dst []byte, dt rowraft.DType, known uint64) uint64 {
 	r, ok := x.record(c, i, key)
 	for ok {
 		if v := x.copied(r, dst, dt, known); v != 0 {
@@ -47,7 +47,7 @@ func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DT
 
 // copiedAtOnce is read without its loops, for the type of the stored weights. It reports false if the lookup did not
 // find the row, or if the writer changes or removes the row now.
-func (x *index) copiedAtOnce(c *chunk, i int, key rowraft.Key, dst []byte) bool {
+func (x *index) copiedAtOnce(c *lookups, i int, key rowraft.Key, dst []byte) bool {
 	r := record{c.addr[i]}
 	v := r.loadVersion()
 	if r.key() != uint64(key) || v&busy != 0 {

@@ -347,7 +347,7 @@ func TestRefusals(t *testing.T) {
 		return rec
 	}
 	row, half := make([]byte, 16), make([]byte, 8)
-	many := slices.Repeat([]rowraft.Key{key}, 4*chunkKeys-1)
+	many := slices.Repeat([]rowraft.Key{key}, 4*lookupKeys-1)
 	for _, tc := range []struct {
 		name string
 		do   func() error

@@ -178,7 +178,7 @@ func TestTierRefusesForeignKeys(t *testing.T) {
 	defer table.Close()
 	withTier(table, 1<<20)
 	var keys []rowraft.Key
-	for k := rowraft.Key(0); len(keys) < 3*chunkKeys; k++ {
+	for k := rowraft.Key(0); len(keys) < 3*lookupKeys; k++ {
 		if table.index.slotOf(k) == own {
 			keys = append(keys, k)
 		}

@@ -59,7 +59,7 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 		}
 		x.putInitial(dst[i*rowBytes+head:(i+1)*rowBytes], dt, keys[i])
 	}
-	var ahead chunks
+	var ahead lookahead
 	ahead.start(t, keys, x.stateAt, false)
 	for base := 0; ; {
 		at, n := ahead.next(t, keys)
@@ -73,7 +73,7 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 			i, was := base+j, len(cold)
 			out := dst[i*rowBytes+head : (i+1)*rowBytes]
 			var warm uint64
-			if warm, cold = r.readWarm(&ahead.chunk, at+j, key, out, dt, int32(i), cold); warm != 0 {
+			if warm, cold = r.readWarm(&ahead.lookups, at+j, key, out, dt, int32(i), cold); warm != 0 {
 				found(i, warm)
 			} else if len(cold) == was {
 				initial(i)
@@ -106,7 +106,7 @@ func (r *Tier) pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []
 // readWarm writes the weights of key, number j of c, to dst if its row is in memory, and returns its version. Otherwise
 // it returns 0 and appends the entries of the rows in the file that may be that of the key.
 func (r *Tier) readWarm(
-	c *chunk, j int, key rowraft.Key, dst []byte, dt rowraft.DType, i int32, cold []coldEntry,
+	c *lookups, j int, key rowraft.Key, dst []byte, dt rowraft.DType, i int32, cold []coldEntry,
 ) (version uint64, more []coldEntry) {
 	x, seg := &r.table.index, c.seg[j]
 	for {
@@ -166,7 +166,7 @@ func (r *Tier) wait(e uint64, rec record, most int) {
 // may run concurrently with everything if the caller has entered grace.
 func (r *Tier) appendCold(cold []coldEntry, keys []rowraft.Key) []coldEntry {
 	x := &r.table.index
-	var c chunk
+	var c lookups
 	for ; len(keys) > 0; keys = keys[min(entriesAhead, len(keys)):] {
 		n := min(entriesAhead, len(keys))
 		_ = x.prefetchEntries(&c, 0, keys[:n]) // their slots are owned

@@ -37,7 +37,7 @@ func PullVersions(t *Table, keys []rowraft.Key, dst []byte, dt rowraft.DType, pr
 		}
 		return leaveOut(dst, rowBytes, known, unchanged), nil
 	}
-	var ahead chunks
+	var ahead lookahead
 	ahead.start(t, keys, t.index.stateAt, false)
 	for base := 0; ; {
 		at, n := ahead.next(t, keys)
@@ -49,7 +49,7 @@ func PullVersions(t *Table, keys []rowraft.Key, dst []byte, dt rowraft.DType, pr
 			if len(known) > 0 {
 				has = knownVersion(known[wire.VersionBytes*(base+i):])
 			}
-			v := t.index.read(&ahead.chunk, at+i, key, row[wire.VersionBytes:], dt, has)
+			v := t.index.read(&ahead.lookups, at+i, key, row[wire.VersionBytes:], dt, has)
 			if v != 0 && present != nil {
 				present[(base+i)/8] |= 1 << ((base + i) % 8)
 			}
