@@ -166,12 +166,13 @@ func (x *index) prefetchRecords(c *lookups, at, n, touched int) {
 	order.Prefetch(&c.addr[at], n, 0, touched)
 }
 
-// record returns the record of key, number i of c, after prefetchRecords. ok is false if the key has no row.
-func (x *index) record(c *lookups, i int, key rowraft.Key) (record, bool) {
+// record returns the record of key, number i of c, for a reader. It may be gone by now. ok is false if the key had no
+// row when prefetchRecords looked.
+func (x *index) record(c *lookups, i int, key rowraft.Key) (r record, ok bool) {
 	if c.addr[i] == unsafe.Pointer(&noRow) {
 		return record{}, false
 	}
-	if r := (record{c.addr[i]}); r.key() == uint64(key) && r.loadVersion() != gone {
+	if r := (record{c.addr[i]}); r.key() == uint64(key) {
 		return r, true
 	}
 	return x.find(c.slot[i], c.tag[i], key)
