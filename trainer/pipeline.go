@@ -34,7 +34,7 @@ type pipeline struct {
 // supply has as many elements as limit allows. One goroutine takes them; any goroutine may send one back to free.
 type supply[T any] struct {
 	free   chan T
-	number int        // of the elements, in use or free; owned by the goroutine that takes
+	number int        // how many elements exist, in use or free; the goroutine that takes owns this field
 	limit  func() int // at least 1; at most the capacity of free
 	make   func() T
 }
@@ -66,7 +66,8 @@ func newPipeline(j *Job, pushes context.Context, src feed) *pipeline {
 	if j.cfg.Mode == Async {
 		p.read, readAhead = make(chan *work), 1
 	}
-	limit := func() int { return max(j.ramp.Limit(most), 1) } // of the batches under way
+	// limit returns how many batches may be under way now.
+	limit := func() int { return max(j.ramp.Limit(most), 1) }
 	p.permits = supply[struct{}]{free: make(chan struct{}, most), limit: limit,
 		make: func() struct{} { return struct{}{} }}
 	p.items = supply[*work]{free: make(chan *work, most+readAhead), limit: func() int { return limit() + readAhead },

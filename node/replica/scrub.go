@@ -2,7 +2,6 @@ package replica
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"github.com/rowraft/rowraft/shard"
@@ -46,10 +45,10 @@ func (h *Host) scrub(ctx context.Context) {
 func scrubShare(tables []shard.TableStats, most int) int {
 	var size uint64
 	for _, t := range tables {
-		if size += t.Bytes; t.Tier.Records > 0 {
-			size = math.MaxInt64 // a row in a file counts more than its bytes
-			break
+		if t.Tier.Records > 0 { // a row in a file counts more than its bytes
+			return max(most, minScrub)
 		}
+		size += t.Bytes
 	}
-	return max(int(min(size/uint64(scrubPass/scrubEvery), uint64(max(0, most)))), minScrub)
+	return max(min(int(size/uint64(scrubPass/scrubEvery)), most), minScrub)
 }

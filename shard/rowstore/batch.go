@@ -205,7 +205,7 @@ func (c *rowChange) compute(r record, i int) {
 
 // mayPush reports whether key, number i of c, has a row or may get one. In the second case it makes room for it.
 func (t *Table) mayPush(c *lookups, i int, key rowraft.Key, assign bool) (bool, error) {
-	if _, ok := t.index.latest(c, i, key); ok {
+	if _, ok := t.index.record(c, i, key); ok {
 		return true, nil
 	}
 	slot, tag := c.slot[i], c.tag[i]
@@ -223,7 +223,7 @@ func (t *Table) mayPush(c *lookups, i int, key rowraft.Key, assign bool) (bool, 
 // of it, which seal replaces. open saves an image for each snapshot that needs one, and marks the record busy, so that
 // readers wait until seal. It creates a missing row from the initializer.
 func (t *Table) open(c *lookups, i int, key rowraft.Key) (r record, was Digest, err error) {
-	r, ok := t.index.latest(c, i, key)
+	r, ok := t.index.record(c, i, key)
 	if !ok {
 		r, err = t.create(c.slot[i], c.tag[i], key)
 		return r, Digest{}, err

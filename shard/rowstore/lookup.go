@@ -14,7 +14,7 @@ const lookupKeys = 32
 // Adagrad, which took 1.5 times as long with 320. The hardware prefetches the rest of a longer row.
 const maxPrefetch = 576
 
-// lookups is where keys were found so far. It lives on the stack.
+// lookups has what is known so far about where the rows of some keys are. It lives on the stack.
 type lookups struct {
 	slot [lookupKeys]rowraft.Slot
 	tag  [lookupKeys]uint32
@@ -102,20 +102,18 @@ func (c *lookahead) prefetchRecords(t *Table) {
 	c.looked += n
 	t.index.prefetchRecords(&c.lookups, at, n, c.touched)
 	if c.changes {
-		t.snaps.prefetchSlots(&c.lookups, at, n)
+		t.snaps.prefetchSlots(c.slot[at : at+n])
 	}
 }
 
-// prefetchSlots prefetches the state of the slots of n lookups, a group from place at of c on, that a change needs:
-// digest, counter, and the cuts of running snapshots. Together they are larger than a near cache that rows pass
-// through.
-func (ss *snapshots) prefetchSlots(c *lookups, at, n int) {
+// prefetchSlots prefetches the state of the slots of a group that a change needs: digest, counter, and the cuts of
+// running snapshots. Together they are larger than a near cache that rows pass through.
+func (ss *snapshots) prefetchSlots(slots []rowraft.Slot) {
 	var addr [groupKeys]unsafe.Pointer
-	slots := c.slot[at : at+n]
 	for i, slot := range slots {
 		addr[i] = unsafe.Pointer(ss.index.slot(slot))
 	}
-	order.Prefetch(&addr[0], n, 0, int(unsafe.Sizeof(slotState{})))
+	order.Prefetch(&addr[0], len(slots), 0, int(unsafe.Sizeof(slotState{})))
 	for _, s := range ss.running {
 		for i, slot := range slots {
 			addr[i] = unsafe.Pointer(&noRow)
@@ -123,7 +121,7 @@ func (ss *snapshots) prefetchSlots(c *lookups, at, n int) {
 				addr[i] = unsafe.Pointer(&page[slot%cutsPerPage])
 			}
 		}
-		order.Prefetch(&addr[0], n, 0, int(unsafe.Sizeof(cut{})))
+		order.Prefetch(&addr[0], len(slots), 0, int(unsafe.Sizeof(cut{})))
 	}
 }
 
@@ -166,22 +164,10 @@ func (x *index) prefetchRecords(c *lookups, at, n, touched int) {
 	order.Prefetch(&c.addr[at], n, 0, touched)
 }
 
-// record returns the record of key, number i of c, for a reader. It may be gone by now. ok is false if the key had no
-// row when prefetchRecords looked.
-func (x *index) record(c *lookups, i int, key rowraft.Key) (r record, ok bool) {
-	if c.addr[i] == unsafe.Pointer(&noRow) {
-		return record{}, false
-	}
-	if r := (record{c.addr[i]}); r.key() == uint64(key) {
-		return r, true
-	}
-	return x.find(c.slot[i], c.tag[i], key)
-}
-
-// latest returns the record of key, number i of c, for the writer: an earlier key of the call may have created or
-// removed its row after the lookup.
-func (x *index) latest(c *lookups, i int, key rowraft.Key) (record, bool) {
-	if r := (record{c.addr[i]}); r.key() == uint64(key) && *r.version() != gone {
+// record returns the record of key, number i of c. Its row may have been created or removed since prefetchRecords
+// looked. ok is false if the key has no row.
+func (x *index) record(c *lookups, i int, key rowraft.Key) (record, bool) {
+	if r := (record{c.addr[i]}); r.key() == uint64(key) && r.loadVersion() != gone {
 		return r, true
 	}
 	return x.find(c.slot[i], c.tag[i], key)

@@ -34,6 +34,9 @@ func (r record) setBusy() {
 // row.
 // REQUIRES: the caller has entered t.index.grace.
 func (x *index) read(c *lookups, i int, key rowraft.Key, dst []byte, dt rowraft.DType, known uint64) uint64 {
+	if c.addr[i] == unsafe.Pointer(&noRow) { // prefetchRecords found no entry with the tag
+		return 0
+	}
 	r, ok := x.record(c, i, key)
 	for ok {
 		if v := x.copied(r, dst, dt, known); v != 0 {
