@@ -23,6 +23,7 @@ const (
 // links in its first 8 bytes.
 type Blocks struct {
 	chunks []chunk
+	first  int                    // bytes of the first chunk that are in use
 	number map[uintptr]uint32     // of the chunk at an address
 	heads  [maxOrder + 1]uint32   // 1 + leaf of the first free block of an order; 0 = none
 	large  map[unsafe.Pointer]int // sizes of the blocks with a mapping of their own
@@ -30,10 +31,11 @@ type Blocks struct {
 	mapped, used atomic.Int64 // Stats
 }
 
-// chunk is one chunk of leaves. state[l] is 1 + the order of the free block that starts at leaf l, or 0.
+// chunk is one chunk of leaves. state has an element for each leaf in use: 1 + the order of the free block that starts
+// there, or 0.
 type chunk struct {
 	base  unsafe.Pointer
-	state *[chunkLeaves]uint8
+	state []uint8
 }
 
 // links is the head of a free block: 1 + leaf of its neighbours in the list.
@@ -51,15 +53,11 @@ func (b *Blocks) Alloc(n int) ([]uint64, error) {
 	if order > maxOrder {
 		return b.allocLarge(n)
 	}
-	from := order
-	for from <= maxOrder && b.heads[from] == 0 {
-		from++
-	}
-	if from > maxOrder {
-		if err := b.addChunk(); err != nil {
+	from := b.smallestFree(order)
+	for ; from > maxOrder; from = b.smallestFree(order) {
+		if err := b.addMemory(); err != nil {
 			return nil, err
 		}
-		from = maxOrder
 	}
 	leaf := b.heads[from] - 1
 	b.unlink(leaf, from)
@@ -90,11 +88,22 @@ func (b *Blocks) Free(words []uint64) {
 		}
 		return
 	}
-	leaf := b.leafOf(p)
-	order := bits.TrailingZeros(uint(len(words) / minBlockWords))
+	b.join(b.leafOf(p), bits.TrailingZeros(uint(len(words)/minBlockWords)))
+}
+
+// smallestFree returns the lowest order from order on that has a free block, above maxOrder if there is none.
+func (b *Blocks) smallestFree(order int) int {
+	for order <= maxOrder && b.heads[order] == 0 {
+		order++
+	}
+	return order
+}
+
+// join adds the block at leaf to the free ones, as a part of the largest block that is free then.
+func (b *Blocks) join(leaf uint32, order int) {
 	for order < maxOrder {
 		buddy := leaf ^ 1<<order
-		if *b.stateOf(buddy) != uint8(order+1) {
+		if b.freeOrder(buddy) != order {
 			break
 		}
 		b.unlink(buddy, order)
@@ -117,17 +126,15 @@ func (b *Blocks) Close() error {
 		bases[i] = b.chunks[i].base
 	}
 	if len(bases) > 0 {
-		err = release(bases[0], chunkBytes)
-		if e := shared.give(bases[1:], false); err == nil {
-			err = e
-		}
+		shared.giveFirst(bases[0])
+		err = shared.give(bases[1:], false)
 	}
 	for p, n := range b.large {
 		if e := release(p, n); err == nil {
 			err = e
 		}
 	}
-	b.chunks, b.number, b.heads, b.large = nil, nil, [maxOrder + 1]uint32{}, nil
+	b.chunks, b.first, b.number, b.heads, b.large = nil, 0, nil, [maxOrder + 1]uint32{}, nil
 	b.mapped.Store(0)
 	b.used.Store(0)
 	return err
@@ -136,10 +143,6 @@ func (b *Blocks) Close() error {
 func (b *Blocks) allocLarge(n int) ([]uint64, error) {
 	p, err := reserve(n * 8)
 	if err != nil {
-		return nil, err
-	}
-	if err := enable(p, n*8); err != nil {
-		_ = release(p, n*8) // the first error is returned
 		return nil, err
 	}
 	if b.large == nil {
@@ -151,39 +154,58 @@ func (b *Blocks) allocLarge(n int) ([]uint64, error) {
 	return unsafe.Slice((*uint64)(p), n), nil
 }
 
-// addChunk adds one chunk and links it as one free block. The first chunk has small pages, because there
-// are many small tables.
-func (b *Blocks) addChunk() (err error) {
-	var base unsafe.Pointer
-	i := len(b.chunks)
-	if i == 0 {
-		if base, err = reserve(chunkBytes); err == nil {
-			if err = enable(base, chunkBytes); err != nil {
-				_ = release(base, chunkBytes) // the first error is returned
-			}
+// addMemory adds the next part of the first chunk, or a whole chunk once all of that is in use.
+func (b *Blocks) addMemory() error {
+	if len(b.chunks) == 0 {
+		base, err := shared.takeFirst()
+		if err != nil {
+			return err
 		}
-	} else {
-		base, err = shared.take(forIndex)
+		b.addChunk(base, 0)
 	}
+	if b.first < chunkBytes {
+		first, leaf, more := &b.chunks[0], uint32(b.first/leafBytes), firstStep(b.first)
+		first.state = append(first.state, make([]uint8, more/leafBytes)...)
+		b.first += more
+		b.mapped.Add(int64(more))
+		b.join(leaf, bits.TrailingZeros(uint(more/leafBytes)))
+		return nil
+	}
+	base, err := shared.take(forIndex)
 	if err != nil {
 		return err
 	}
+	b.addChunk(base, chunkLeaves)
+	b.mapped.Add(chunkBytes)
+	b.link(uint32(len(b.chunks)-1)<<maxOrder, maxOrder)
+	return nil
+}
+
+// addChunk adds the chunk at base, of which the given number of leaves are in use.
+func (b *Blocks) addChunk(base unsafe.Pointer, leaves int) {
 	if b.number == nil {
 		b.number = make(map[uintptr]uint32)
 	}
-	b.number[uintptr(base)] = uint32(i)
-	b.chunks = append(b.chunks, chunk{base: base, state: new([chunkLeaves]uint8)})
-	b.mapped.Add(chunkBytes)
-	b.link(uint32(i)<<maxOrder, maxOrder)
-	return nil
+	b.number[uintptr(base)] = uint32(len(b.chunks))
+	b.chunks = append(b.chunks, chunk{base: base, state: make([]uint8, leaves)})
 }
 
 func (b *Blocks) at(leaf uint32) unsafe.Pointer {
 	return unsafe.Add(b.chunks[leaf>>maxOrder].base, uintptr(leaf&(chunkLeaves-1))*leafBytes)
 }
 
+// stateOf returns the state of a leaf in use.
 func (b *Blocks) stateOf(leaf uint32) *uint8 {
 	return &b.chunks[leaf>>maxOrder].state[leaf&(chunkLeaves-1)]
+}
+
+// freeOrder returns the order of the free block that starts at leaf, or -1 if there is none.
+func (b *Blocks) freeOrder(leaf uint32) int {
+	c := &b.chunks[leaf>>maxOrder]
+	if within := int(leaf & (chunkLeaves - 1)); within < len(c.state) {
+		return int(c.state[within]) - 1
+	}
+	return -1
 }
 
 // leafOf is the inverse of at.

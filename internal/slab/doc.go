@@ -5,7 +5,7 @@
 // neither scans nor counts them. Close frees all of it. Memory comes
 // in chunks of one huge page. A goroutine of the process touches chunks in advance
 // while the stock of them is low (pool), so that Alloc takes
-// microseconds at most. The first chunk of each slab is not from the stock and has small
+// microseconds at most. The first chunk of each Slab and Blocks is not from the stock and has small
 // pages, so that small tables cost kilobytes.
 //
 // # Invariants

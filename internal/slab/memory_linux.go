@@ -8,12 +8,12 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// reserve returns size bytes of addresses, a multiple of chunkBytes, aligned to chunkBytes. They are
-// unusable before enable. PROT_NONE memory is not charged, so where the system forbids overcommit, only
-// enabled memory counts.
+// reserve returns size usable bytes, a multiple of chunkBytes, aligned to chunkBytes. They are zero, and take memory
+// once they are touched. A system that forbids overcommit (vm.overcommit_memory=2) counts all of them.
 func reserve(size int) (unsafe.Pointer, error) {
 	total := uintptr(size + chunkBytes)
-	p, err := unix.MmapPtr(-1, 0, nil, total, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	const flags = unix.MAP_ANON | unix.MAP_PRIVATE | unix.MAP_NORESERVE
+	p, err := unix.MmapPtr(-1, 0, nil, total, unix.PROT_READ|unix.PROT_WRITE, flags)
 	if err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "row memory: reserve %d bytes of addresses: %w", size, err)
 	}
@@ -32,14 +32,6 @@ func reserve(size int) (unsafe.Pointer, error) {
 	return base, nil
 }
 
-// enable makes size reserved bytes at p usable. They are zero.
-func enable(p unsafe.Pointer, size int) error {
-	if err := unix.Mprotect(unsafe.Slice((*byte)(p), size), unix.PROT_READ|unix.PROT_WRITE); err != nil {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "row memory: map %d more bytes: %w", size, err)
-	}
-	return nil
-}
-
 // populate backs a usable chunk by one huge page, if the kernel has one. The kernel takes 0.1 ms to clear
 // the page, and about 6 ms to find one when memory is fragmented.
 func populate(p unsafe.Pointer) {
@@ -53,6 +45,20 @@ func populate(p unsafe.Pointer) {
 func advise(p unsafe.Pointer) {
 	// A kernel without huge pages refuses; the memory works anyway.
 	_ = unix.Madvise(unsafe.Slice((*byte)(p), chunkBytes), unix.MADV_HUGEPAGE)
+}
+
+// keepSmall asks the kernel for small pages only.
+func keepSmall(p unsafe.Pointer, size int) {
+	// A kernel without huge pages refuses; its pages are small anyway.
+	_ = unix.Madvise(unsafe.Slice((*byte)(p), size), unix.MADV_NOHUGEPAGE)
+}
+
+// discard frees the memory of a chunk, not its addresses. The chunk is zero afterwards.
+func discard(p unsafe.Pointer) {
+	// The only possible failure is a bad address, which is a bug of this package.
+	if err := unix.Madvise(unsafe.Slice((*byte)(p), chunkBytes), unix.MADV_DONTNEED); err != nil {
+		panic("slab: " + err.Error())
+	}
 }
 
 // release frees memory and addresses.

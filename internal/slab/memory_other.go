@@ -12,7 +12,9 @@ func reserve(size int) (unsafe.Pointer, error) {
 	return unsafe.Add(p, -uintptr(p)&(chunkBytes-1)), nil
 }
 
-func enable(p unsafe.Pointer, size int) error { return nil }
+func keepSmall(p unsafe.Pointer, size int) {}
+
+func discard(p unsafe.Pointer) { clear(unsafe.Slice((*byte)(p), chunkBytes)) }
 
 func populate(p unsafe.Pointer) {}
 

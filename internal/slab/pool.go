@@ -1,6 +1,7 @@
 package slab
 
 import (
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -18,8 +19,11 @@ const (
 	stockShare = 16
 	maxKept    = 4
 
-	// enabledAtOnce is how many chunks one system call makes usable.
-	enabledAtOnce = 16
+	// reservedAtOnce is how many chunks one system call makes usable.
+	reservedAtOnce = 16
+
+	// minFirst is how much of a first chunk is used at first: a small page.
+	minFirst = 4 << 10
 
 	// surplusFor is the interval at which the stock releases chunks that came back from short uses and were
 	// not taken since the last time.
@@ -51,16 +55,17 @@ const (
 // one by one as they are touched: slower in total, but never slow at once. When the chunk should be full,
 // pool asks the kernel to turn it into a huge page later.
 type pool struct {
-	mu      sync.Mutex
-	stock   []unsafe.Pointer // populated
-	enabled []unsafe.Pointer // usable, not populated
-	small   []unsafe.Pointer // chunks of small pages in use, oldest first
-	out     int              // chunks in use
-	aim     int              // the size of the stock at which the goroutine ends
-	filling bool             // the goroutine runs
-	ended   *sync.Cond       // signalled when filling becomes false
-	surplus *time.Timer      // releases unused chunks of short uses; nil: there are none
-	idle    int              // chunks in stock that were not taken since surplus was set
+	mu       sync.Mutex
+	stock    []unsafe.Pointer // populated
+	reserved []unsafe.Pointer // usable, not populated
+	firsts   []unsafe.Pointer // the same with small pages only
+	small    []unsafe.Pointer // chunks of small pages in use, oldest first
+	out      int              // chunks in use
+	aim      int              // the size of the stock at which the goroutine ends
+	filling  bool             // the goroutine runs
+	ended    *sync.Cond       // signalled when filling becomes false
+	surplus  *time.Timer      // releases unused chunks of short uses; nil: there are none
+	idle     int              // chunks in stock that were not taken since surplus was set
 }
 
 // shared is the only pool of the process: one stock serves all slabs.
@@ -87,15 +92,15 @@ func (p *pool) take(use use) (unsafe.Pointer, error) {
 		c, p.stock = p.stock[n-1], p.stock[:n-1]
 		p.idle = min(p.idle, n-1)
 	} else {
-		if len(p.enabled) == 0 {
-			more, err := enableMore()
+		if len(p.reserved) == 0 {
+			more, err := reserveMore()
 			if err != nil {
 				return nil, err
 			}
-			p.enabled = more
+			p.reserved = more
 		}
-		n := len(p.enabled)
-		c, p.enabled = p.enabled[n-1], p.enabled[:n-1]
+		n := len(p.reserved)
+		c, p.reserved = p.reserved[n-1], p.reserved[:n-1]
 		p.small = append(p.small, c)
 	}
 	p.out++
@@ -112,6 +117,39 @@ func (p *pool) take(use use) (unsafe.Pointer, error) {
 	}
 	return c, nil
 }
+
+// takeFirst returns the first chunk of a Slab or Blocks. Most tables are small, and each has two first chunks in each
+// shard. So they have small pages and belong to large mappings, of which the kernel gives a process 65,530.
+//
+// Errors: CodeOverloaded if the system has no memory.
+func (p *pool) takeFirst() (unsafe.Pointer, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.firsts) == 0 {
+		more, err := reserveMore()
+		if err != nil {
+			return nil, err
+		}
+		keepSmall(more[len(more)-1], reservedAtOnce*chunkBytes)
+		p.firsts = more
+	}
+	n := len(p.firsts)
+	c := p.firsts[n-1]
+	p.firsts = p.firsts[:n-1]
+	return c, nil
+}
+
+// giveFirst takes back a chunk from takeFirst. Its addresses are kept, its memory is not.
+func (p *pool) giveFirst(c unsafe.Pointer) {
+	discard(c)
+	p.mu.Lock()
+	p.firsts = append(p.firsts, c)
+	p.mu.Unlock()
+}
+
+// firstStep returns how many bytes of a first chunk are used next when the first used bytes are in use: a quarter to
+// an eighth of them. It is a power of two, and used is a multiple of it.
+func firstStep(used int) int { return max(minFirst, 1<<bits.Len(uint(used))/8) }
 
 // target is how many chunks should be in stock, and kept is how many of them are for indexes. REQUIRES:
 // p.mu is held.
@@ -138,17 +176,17 @@ func (p *pool) fill() {
 // populateOne adds a chunk to the stock. It returns false if the system has no memory; a later take returns
 // the error. REQUIRES: p.mu is held; populateOne releases and takes it again.
 func (p *pool) populateOne() bool {
-	if len(p.enabled) < enabledAtOnce/2 {
+	if len(p.reserved) < reservedAtOnce/2 {
 		p.mu.Unlock()
-		more, err := enableMore()
+		more, err := reserveMore()
 		p.mu.Lock()
 		if err != nil {
 			return false
 		}
-		p.enabled = append(p.enabled, more...)
+		p.reserved = append(p.reserved, more...)
 	}
-	c := p.enabled[0]
-	p.enabled = slices.Delete(p.enabled, 0, 1)
+	c := p.reserved[0]
+	p.reserved = slices.Delete(p.reserved, 0, 1)
 	p.mu.Unlock()
 	populate(c)
 	p.mu.Lock()
@@ -234,23 +272,19 @@ func (p *pool) trimLocked() []unsafe.Pointer {
 	}
 	over := p.shorten(p.target())
 	if p.out == 0 {
-		over = append(over, p.enabled...)
-		p.enabled = nil
+		over = append(over, p.reserved...)
+		p.reserved = nil
 	}
 	return over
 }
 
-// enableMore returns usable, adjacent chunks.
-func enableMore() ([]unsafe.Pointer, error) {
-	base, err := reserve(enabledAtOnce * chunkBytes)
+// reserveMore returns usable, adjacent chunks.
+func reserveMore() ([]unsafe.Pointer, error) {
+	base, err := reserve(reservedAtOnce * chunkBytes)
 	if err != nil {
 		return nil, err
 	}
-	if err := enable(base, enabledAtOnce*chunkBytes); err != nil {
-		_ = release(base, enabledAtOnce*chunkBytes) // the first error says more
-		return nil, err
-	}
-	cs := make([]unsafe.Pointer, enabledAtOnce)
+	cs := make([]unsafe.Pointer, reservedAtOnce)
 	for i := range cs { // take uses the first ones first, fill the last ones first
 		cs[len(cs)-1-i] = unsafe.Add(base, i*chunkBytes)
 	}

@@ -58,9 +58,9 @@ func TestPoolKeepsAStock(t *testing.T) {
 	if err := p.give(live[len(live)/2:], false); err != nil {
 		t.Fatal(err)
 	}
-	if p.out != 0 || len(p.stock)+len(p.enabled)+len(p.small) != 0 {
-		t.Errorf("%d out, %d in stock, %d enabled, %d small when all was given back",
-			p.out, len(p.stock), len(p.enabled), len(p.small))
+	if p.out != 0 || len(p.stock)+len(p.reserved)+len(p.small) != 0 {
+		t.Errorf("%d out, %d in stock, %d reserved, %d small when all was given back",
+			p.out, len(p.stock), len(p.reserved), len(p.small))
 	}
 }
 
@@ -168,8 +168,8 @@ func shortUseTakesFromTheStock(t *testing.T) {
 	if err := p.give(rows, false); err != nil {
 		t.Fatal(err)
 	}
-	if p.out != 0 || len(p.stock)+len(p.enabled) != 0 {
-		t.Errorf("%d out, %d in stock, %d enabled when all was given back", p.out, len(p.stock), len(p.enabled))
+	if p.out != 0 || len(p.stock)+len(p.reserved) != 0 {
+		t.Errorf("%d out, %d in stock, %d reserved when all was given back", p.out, len(p.stock), len(p.reserved))
 	}
 }
 
@@ -222,9 +222,9 @@ func surplusIsOfShortUsesAlone(t *testing.T) {
 	}
 	p.filling = false
 	give(rows, false)
-	if p.out != 0 || len(p.stock)+len(p.enabled)+len(p.small) != 0 {
-		t.Errorf("%d out, %d in stock, %d enabled, %d small when all was given back",
-			p.out, len(p.stock), len(p.enabled), len(p.small))
+	if p.out != 0 || len(p.stock)+len(p.reserved)+len(p.small) != 0 {
+		t.Errorf("%d out, %d in stock, %d reserved, %d small when all was given back",
+			p.out, len(p.stock), len(p.reserved), len(p.small))
 	}
 }
 

@@ -17,7 +17,7 @@ const MaxPlaces = math.MaxInt32
 
 // Stats is the memory of a slab or of Blocks.
 type Stats struct {
-	MappedBytes int64 // usable address space; the system backs only touched pages
+	MappedBytes int64 // chunks, and the part of the first chunk that is in use
 	UsedBytes   int64 // allocated and not freed
 }
 
@@ -28,7 +28,7 @@ type Slab struct {
 	perChunk    uint32 // records in a chunk, at least 2
 	inverse     uint64 // 2^64 ÷ perChunk, rounded up
 	chunks      int
-	first       int    // usable bytes of the first chunk
+	first       int    // bytes of the first chunk that are in use, and count as mapped
 	next        uint64 // places below were allocated at least once
 	free        uint32 // list of freed places: 1 + a place, whose first 4 bytes are the next element; 0 = none
 
@@ -85,9 +85,7 @@ func (s *Slab) Alloc() (Place, error) {
 		}
 	}
 	if s.chunks == 1 && !s.short {
-		if err := s.enableFirst((int(s.next) + 1) * s.recordBytes); err != nil {
-			return 0, err
-		}
+		s.useFirst((int(s.next) + 1) * s.recordBytes)
 	}
 	p := Place(s.next)
 	s.next++
@@ -111,15 +109,14 @@ func (s *Slab) AllocSome(ps []Place) (n int, err error) {
 	return n, nil
 }
 
-// addChunk adds a chunk. The first chunk belongs to the slab and becomes usable in steps, because a bias or
-// a small tensor should cost only kilobytes.
+// addChunk adds a chunk.
 func (s *Slab) addChunk() (err error) {
 	var c unsafe.Pointer
 	switch {
 	case s.short:
 		c, err = shared.take(forShort)
 	case s.chunks == 0:
-		c, err = reserve(chunkBytes)
+		c, err = shared.takeFirst()
 	default:
 		c, err = shared.take(forRows)
 	}
@@ -142,22 +139,13 @@ func (s *Slab) addChunk() (err error) {
 	return nil
 }
 
-// enableFirst makes at least n bytes of the first chunk usable, and at least twice as many as before.
-func (s *Slab) enableFirst(n int) error {
-	if n <= s.first {
-		return nil
+// useFirst counts at least n bytes of the first chunk as mapped.
+func (s *Slab) useFirst(n int) {
+	for s.first < n {
+		more := firstStep(s.first)
+		s.first += more
+		s.mapped.Add(int64(more))
 	}
-	want := max(2*s.first, 64<<10)
-	for want < n {
-		want *= 2
-	}
-	want = min(want, chunkBytes)
-	if err := enable(unsafe.Add((*s.bases.Load())[0], s.first), want-s.first); err != nil {
-		return err
-	}
-	s.mapped.Add(int64(want - s.first))
-	s.first = want
-	return nil
 }
 
 // Free frees a place.
@@ -203,7 +191,7 @@ func (s *Slab) Close() error {
 	bases := (*s.bases.Load())[:s.chunks]
 	var err error
 	if !s.short {
-		err = release(bases[0], chunkBytes)
+		shared.giveFirst(bases[0])
 		bases = bases[1:]
 	}
 	if e := shared.give(bases, s.short); err == nil {

@@ -1,8 +1,10 @@
 package slab
 
 import (
+	"bytes"
 	"math/bits"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"unsafe"
 
@@ -90,11 +92,56 @@ func TestFreedPlacesAreReused(t *testing.T) {
 	}
 }
 
-func TestEmptySlabIsSmall(t *testing.T) {
-	s := mustNew(t, 152)
-	mustAlloc(t, s)
-	if m := s.Stats().MappedBytes; m > 64<<10 {
-		t.Errorf("one record maps %d bytes, want at most 64 KiB", m)
+// TestSmallTablesAreSmall makes the memory of a thousand small tables: each counts two pages, and the kernel's limit on
+// mappings is far away.
+func TestSmallTablesAreSmall(t *testing.T) {
+	before := mappings(t)
+	for range 1000 {
+		s := mustNew(t, 152)
+		mustAlloc(t, s)
+		var b Blocks
+		t.Cleanup(func() {
+			if err := b.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		if _, err := b.Alloc(minBlockWords); err != nil {
+			t.Fatal(err)
+		}
+		if s, b := s.Stats().MappedBytes, b.Stats().MappedBytes; s > minFirst || b > minFirst {
+			t.Fatalf("a record counts as %d bytes and a block as %d, want at most %d", s, b, minFirst)
+		}
+	}
+	if more := mappings(t) - before; more > 500 {
+		t.Errorf("the memory of 1,000 tables has %d mappings, want at most 500", more)
+	}
+}
+
+// mappings returns the number of memory mappings of the process, 0 if the system does not say.
+func mappings(t *testing.T) int {
+	b, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Logf("mappings are not counted: %v", err)
+	}
+	return bytes.Count(b, []byte{'\n'})
+}
+
+// TestFirstChunksKeepNoMemory writes to a first chunk and gives it back: its next user finds zeros.
+func TestFirstChunksKeepNoMemory(t *testing.T) {
+	p := newPool()
+	for range 2 {
+		c, err := p.takeFirst()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mem := unsafe.Slice((*byte)(c), chunkBytes)
+		for i := 0; i < len(mem); i += minFirst {
+			if mem[i] != 0 {
+				t.Fatalf("byte %d of a first chunk is %d, want 0", i, mem[i])
+			}
+			mem[i] = 1
+		}
+		p.giveFirst(c)
 	}
 }
 

@@ -27,13 +27,25 @@ const (
 // fullAt returns the load at which a sixteenth of the segments grow.
 func fullAt(salt int) float64 { return float64(51-salt) / 64 }
 
-// chunksOver is the measured average of unused bytes in the last chunks of rows and index: memory is allocated in
-// chunks of 2 MiB.
-const chunksOver = 5 << 19
+// Memory is allocated in chunks, of which the first is taken in steps of an eighth to a quarter of what is used.
+const (
+	chunkBytes = 2 << 20
+	stepUnused = 0.1     // measured average of the unused part of a first chunk, as a share of what is used
+	lastUnused = 5 << 18 // measured average of unused bytes in the last chunk
+)
 
 // memoryBytes returns the memory of rows rows in shards shards.
 func (f forecast) memoryBytes(rows float64, shards int) float64 {
-	return rows*(float64(f.rowBytes)+f.indexBytes) + chunksOver*float64(shards)
+	inShard := rows / float64(shards)
+	return float64(shards) * (mapped(inShard*float64(f.rowBytes)) + mapped(inShard*f.indexBytes))
+}
+
+// mapped returns the memory of which used bytes are used.
+func mapped(used float64) float64 {
+	if used < chunkBytes {
+		return used * (1 + stepUnused)
+	}
+	return used + lastUnused
 }
 
 // newForecast forecasts the size of a table with schema s that holds the given number of rows in a cluster with the
