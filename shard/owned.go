@@ -1,9 +1,11 @@
 package shard
 
 import (
+	"math/bits"
 	"slices"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 )
 
 // slotSet is the set of the slots of a shard.
@@ -11,6 +13,10 @@ type slotSet struct {
 	count       rowraft.SlotCount // of the cluster
 	first, past rowraft.Slot      // the set is within first … past − 1
 	words       []uint64          // a bit for each slot from first on
+
+	// The hashes of keys in slots first … past − 1 are low … low + span.
+	low, span uint64
+	holes     bool // some of these slots are not in the set
 }
 
 // newSlotSet returns the set of slots, or of all slots if slots is nil.
@@ -28,10 +34,22 @@ func newSlotSet(count rowraft.SlotCount, slots []rowraft.Slot) *slotSet {
 	for _, s := range slots {
 		o.add(s)
 	}
+	perSlot := bits.LeadingZeros64(uint64(count)) + 1 // bits of a hash after those of its slot
+	o.low, o.span = uint64(o.first)<<perSlot, uint64(o.past-o.first)<<perSlot-1
+	n := 0
+	for _, w := range o.words {
+		n += bits.OnesCount64(w)
+	}
+	o.holes = n == 0 || n < int(o.past-o.first)
 	return o
 }
 
 func (o *slotSet) add(s rowraft.Slot) { o.words[(s-o.first)/64] |= 1 << ((s - o.first) % 64) }
+
+// hasHash reports whether the set has the slot of a key with hash h.
+func (o *slotSet) hasHash(h uint64) bool {
+	return h-o.low <= o.span && (!o.holes || o.has(clustermap.SlotOfHash(h, o.count)))
+}
 
 func (o *slotSet) has(s rowraft.Slot) bool {
 	i := s - o.first

@@ -239,12 +239,12 @@ func (d *Reads) notFound(id rowraft.TableID) error {
 
 // checkSlots refuses a key whose slot this shard does not hold.
 func (d *Reads) checkSlots(t *table, body wire.Body) error {
+	kind, seed := t.schema.Kind, t.seed
 	for i := range len(body.Keys) / 8 {
 		key := body.Key(i)
-		hash := clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key)) ^ t.seed)
-		if slot := clustermap.SlotOfHash(hash, d.owned.count); !d.owned.has(slot) {
+		if hash := clustermap.Mix64(uint64(kind.PlacementKey(key)) ^ seed); !d.owned.hasHash(hash) {
 			return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which shard %d does not hold",
-				t.schema.Name, key, slot, d.shard)
+				t.schema.Name, key, clustermap.SlotOfHash(hash, d.owned.count), d.shard)
 		}
 	}
 	return nil

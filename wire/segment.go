@@ -59,7 +59,7 @@ type Body struct {
 }
 
 // Key returns key i.
-func (b Body) Key(i int) rowraft.Key { return rowraft.Key(le.Uint64(b.Keys[8*i:])) }
+func (b *Body) Key(i int) rowraft.Key { return rowraft.Key(le.Uint64(b.Keys[8*i:])) }
 
 // sizes are the lengths of the arrays of a segment, in their order.
 type sizes struct{ keys, presence, known, unchanged, values, counts int }
