@@ -138,6 +138,53 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
+// BenchmarkManyTables accesses 104 tables in turns, 79 rows at a time: those of a server with 4 shards and 26 tables,
+// with a million rows together, to which a batch of 8,192 keys goes.
+func BenchmarkManyTables(b *testing.B) {
+	const tables, perTable, perCall = 104, benchRows / 104, 79
+	schema := testSchema(rowraft.Sparse, rowraft.SGD, 16)
+	owned := func(s rowraft.Slot) bool { return s < rowraft.DefaultSlots/4 }
+	numbers := make([]byte, perTable*16*4)
+	var rows []rowraft.Key
+	ts := make([]*Table, tables)
+	for i := range ts {
+		t, err := New(Options{Schema: schema, Owned: owned})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer t.Close()
+		for key := rowraft.Key(0); len(rows) < perTable; key++ {
+			if t.Owns(t.index.slotOf(key)) {
+				rows = append(rows, key)
+			}
+		}
+		if err := t.Update(rows, numbers, rowraft.Float32, 0.1); err != nil {
+			b.Fatal(err)
+		}
+		ts[i] = t
+	}
+	keys := batches("uniform", perTable)
+	for _, batch := range keys {
+		for i := range batch {
+			batch[i] = rows[batch[i]]
+		}
+	}
+	numbers = numbers[:perCall*16*4]
+	run := func(name string, call func(t *Table, keys []rowraft.Key) error) {
+		b.Run(name+"/sgd/dim=16/tables=104/keys=79", func(b *testing.B) {
+			for i := 0; b.Loop(); i++ {
+				from := i / tables * perCall % (benchBatch - perCall)
+				if err := call(ts[i%tables], keys[i%len(keys)][from:from+perCall]); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.N)*perCall/b.Elapsed().Seconds()/1e6, "Mrows/s")
+		})
+	}
+	run("pull", func(t *Table, keys []rowraft.Key) error { return t.Pull(keys, numbers, rowraft.Float32, nil) })
+	run("update", func(t *Table, keys []rowraft.Key) error { return t.Update(keys, numbers, rowraft.Float32, 0.001) })
+}
+
 // BenchmarkCreate pushes keys that have no row.
 func BenchmarkCreate(b *testing.B) {
 	schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 16)

@@ -178,9 +178,10 @@ func TestRetiredPlaceReadsAsGone(t *testing.T) {
 
 	e := table.index.grace.Enter()
 	var c lookups
-	if err := table.index.prefetchEntries(&c, 0, []rowraft.Key{5}); err != nil {
+	if err := table.index.prefetchRoots(&c, 0, []rowraft.Key{5}); err != nil {
 		t.Fatal(err)
 	}
+	table.index.prefetchEntries(&c, 0, 1)
 	table.index.prefetchRecords(&c, 0, 1, 8)
 	mustDelete(t, table, 5)
 	if table.index.read(&c, 0, 5, make([]byte, 8), rowraft.Float32, noVersion) != 0 {

@@ -91,7 +91,7 @@ func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 	b.rows--
 	s.rows--
 	s.version++
-	s.removed = s.version
+	*t.index.removed(slot) = s.version
 	t.index.count.Add(-1)
 	return nil
 }

@@ -21,26 +21,27 @@ type index struct {
 
 	blocks slab.Blocks // index segments
 	tier   *Tier       // of a table with cold rows on disk, nil for others
-	// slots and roots have an element for each of ownedSlots, from its first slot on. roots are copies of the roots of
-	// slots without a directory; dense, because lookups load them first. Invariant: if a root is not nil, it has all rows
-	// of the slot.
-	slots []slotState
-	roots []root
-	count atomic.Int64 // number of rows
+	// slots, roots and removals have an element for each of ownedSlots, from its first slot on. roots are copies of the
+	// roots of slots without a directory; dense, because lookups load them first. Invariant: if a root is not nil, it has
+	// all rows of the slot. removals are the versions of slots at the last removal of a row; 0: none.
+	slots    []slotState
+	roots    []root
+	removals []uint64
+	count    atomic.Int64 // number of rows
 
 	longest int       // maxSegment; smaller in tests
 	check   slotCheck // the running check of one slot against its digest
 }
 
-// slotState is one slot of the table.
+// slotState is one slot of the table. What each change needs, all before directory, is in one cache line: the element 0
+// of a slice is at the start of a line, or 8 bytes after it.
 type slotState struct {
-	directory atomic.Pointer[directory]
-	whole     bucket // all rows while there is no directory; later for readers that loaded it before
-
+	whole   bucket // all rows while there is no directory; later for readers that loaded it before
 	rows    uint32
 	version uint64 // of the last change; every change of a row or a candidate raises it
-	removed uint64 // version at the last removal of a row; 0: none
 	digest  Digest // Invariant, between calls: the sum of the hashes of the slot's rows and candidates
+
+	directory atomic.Pointer[directory]
 }
 
 // init prepares x, which must be zero, for the table o. s is the copy of its schema that the table keeps.
@@ -49,12 +50,15 @@ func (x *index) init(s *rowraft.Schema, stateLen int, o Options) (err error) {
 		return err
 	}
 	x.ownedSlots, x.secret, x.longest = newOwnedSlots(&o), newSecret(), maxSegment
-	x.slots, x.roots = make([]slotState, x.n), make([]root, x.n)
+	x.slots, x.roots, x.removals = make([]slotState, x.n), make([]root, x.n), make([]uint64, x.n)
 	return nil
 }
 
 // slot returns the state of slot s. REQUIRES: s is in the range of x.slots.
 func (x *index) slot(s rowraft.Slot) *slotState { return &x.slots[s-x.first] }
+
+// removed returns the version of slot s at the last removal of a row.
+func (x *index) removed(s rowraft.Slot) *uint64 { return &x.removals[s-x.first] }
 
 // locate returns the slot of key and its tag: the 32 bits where the probe of the slot's segment
 // starts. The slot is public; the tag depends on the table's secret. All rows of a

@@ -33,15 +33,16 @@ const (
 	wideGroupKeys = 2
 	wideBytes     = 96
 
-	// lookahead prefetches the index entries of a key this many keys before next returns it, and then its record.
-	// Invariant: both are multiples of the size of a group, and the keys from the first that next has returned to the
-	// last with prefetched entries fit into lookups.
+	// lookahead prefetches the root of a key's slot this many keys before next returns the key, then its index entries,
+	// and then its record. The roots of many tables do not stay in a cache.
+	// Invariant: all three are multiples of the size of a group, and the keys from the first that next has returned to
+	// the last with a prefetched root fit into lookups.
+	rootsAhead   = 24
 	entriesAhead = 16
 	recordsAhead = 8
 )
 
 // lookahead looks up keys in groups, so that memory of later groups is loading while the caller works on the current
-// one. Before next returns a group, it prefetches the records of a later group and the index entries of an even later
 // one.
 //
 // A record that was found may be removed before its key is returned. Its version is gone then, and its place belongs to
@@ -49,6 +50,7 @@ const (
 type lookahead struct {
 	lookups       // key number i is at i%lookupKeys
 	group   int   // number of keys in a group
+	hashed  int   // number of keys whose roots were prefetched
 	begun   int   // number of keys whose entries were prefetched
 	looked  int   // number of keys whose records were prefetched
 	given   int   // number of keys that next has returned
@@ -65,8 +67,11 @@ func (c *lookahead) start(t *Table, keys []rowraft.Key, touched int, changes boo
 	if c.group = groupKeys; touched > wideBytes {
 		c.group = wideGroupKeys
 	}
+	for range rootsAhead / c.group {
+		c.prefetchRoots(t, keys)
+	}
 	for range entriesAhead / c.group {
-		c.prefetchEntries(t, keys)
+		c.prefetchEntries(t)
 	}
 	for range recordsAhead / c.group {
 		c.prefetchRecords(t)
@@ -76,19 +81,27 @@ func (c *lookahead) start(t *Table, keys []rowraft.Key, touched int, changes boo
 // next returns the place of the next group in c and its number of keys, 0 at the end or before err. The group is
 // valid until the next call.
 func (c *lookahead) next(t *Table, keys []rowraft.Key) (at, n int) {
-	c.prefetchEntries(t, keys)
+	c.prefetchRoots(t, keys)
+	c.prefetchEntries(t)
 	c.prefetchRecords(t)
 	at, n = c.given%lookupKeys, min(c.group, c.end-c.given)
 	c.given += n
 	return at, n
 }
 
-func (c *lookahead) prefetchEntries(t *Table, keys []rowraft.Key) {
-	if n := min(c.group, c.end-c.begun); n > 0 {
-		if c.err = t.index.prefetchEntries(&c.lookups, c.begun%lookupKeys, keys[c.begun:c.begun+n]); c.err != nil {
-			c.end = c.begun
+func (c *lookahead) prefetchRoots(t *Table, keys []rowraft.Key) {
+	if n := min(c.group, c.end-c.hashed); n > 0 {
+		if c.err = t.index.prefetchRoots(&c.lookups, c.hashed%lookupKeys, keys[c.hashed:c.hashed+n]); c.err != nil {
+			c.end = c.hashed
 			return
 		}
+		c.hashed += n
+	}
+}
+
+func (c *lookahead) prefetchEntries(t *Table) {
+	if n := min(c.group, c.end-c.begun); n > 0 {
+		t.index.prefetchEntries(&c.lookups, c.begun%lookupKeys, n)
 		c.begun += n
 	}
 }
@@ -113,7 +126,7 @@ func (ss *snapshots) prefetchSlots(slots []rowraft.Slot) {
 	for i, slot := range slots {
 		addr[i] = unsafe.Pointer(ss.index.slot(slot))
 	}
-	order.Prefetch(&addr[0], len(slots), 0, int(unsafe.Sizeof(slotState{})))
+	order.Prefetch(&addr[0], len(slots), 0, int(unsafe.Offsetof(slotState{}.directory)))
 	for _, s := range ss.running {
 		for i, slot := range slots {
 			addr[i] = unsafe.Pointer(&noRow)
@@ -125,28 +138,38 @@ func (ss *snapshots) prefetchSlots(slots []rowraft.Slot) {
 	}
 }
 
-// prefetchEntries notes the lookups of keys from place at of c on and prefetches their index entries.
+// prefetchRoots notes the slots and tags of keys from place at of c on and prefetches the roots of the slots.
 //
 // Errors: CodeWrongShard if the slot of a key is not owned.
-func (x *index) prefetchEntries(c *lookups, at int, keys []rowraft.Key) error {
+func (x *index) prefetchRoots(c *lookups, at int, keys []rowraft.Key) error {
 	for j, key := range keys {
 		i := at + j
 		slot, tag := x.slotOf(key), x.secret.Tag(key) // locate, which the compiler does not inline; nor segment, below
 		if !x.owns(slot) {
 			return x.notOwned(key, slot)
 		}
+		c.slot[i], c.tag[i] = slot, tag
+		c.addr[i] = unsafe.Pointer(&x.roots[slot-x.first])
+	}
+	order.Prefetch(&c.addr[at], len(keys), 0, 8)
+	return nil
+}
+
+// prefetchEntries prefetches the index entries of the n lookups from place at of c on.
+func (x *index) prefetchEntries(c *lookups, at, n int) {
+	for i := at; i < at+n; i++ {
+		slot, tag := c.slot[i], c.tag[i]
 		seg := x.roots[slot-x.first].load()
 		if len(seg) == 0 {
 			seg = x.segment(slot, tag)
 		}
-		c.slot[i], c.tag[i], c.seg[i] = slot, tag, seg
+		c.seg[i] = seg
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(seg) > 0 {
 			c.addr[i] = unsafe.Pointer(&seg[tag&uint32(len(seg)-1)])
 		}
 	}
-	order.Prefetch(&c.addr[at], len(keys), 0, 8)
-	return nil
+	order.Prefetch(&c.addr[at], n, 0, 8)
 }
 
 // prefetchRecords sets addr of the n lookups from place at of c on to the record of the first entry with the key's tag,

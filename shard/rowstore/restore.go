@@ -84,7 +84,7 @@ func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 			"table %s: slot %d has version counter %d, below its removal of version %d",
 			t.schema.Name, slot, v, removed)
 	}
-	t.index.slot(slot).version, t.index.slot(slot).removed = v, removed
+	t.index.slot(slot).version, *t.index.removed(slot) = v, removed
 	return nil
 }
 

@@ -164,7 +164,7 @@ func (s *Snapshot) peek(slot rowraft.Slot) cut {
 		return p[slot%cutsPerPage]
 	}
 	now := s.t.index.slot(slot)
-	return cut{rows: now.rows, version: now.version, removed: now.removed, digest: now.digest}
+	return cut{rows: now.rows, version: now.version, removed: *s.t.index.removed(slot), digest: now.digest}
 }
 
 // take takes the cut of slot, unless it was taken before. REQUIRES: the slot has not changed

@@ -119,7 +119,7 @@ func (t *Table) SlotCounts(s rowraft.Slot) SlotCut {
 		return SlotCut{}
 	}
 	now := t.index.slot(s)
-	return SlotCut{Rows: int(now.rows), Version: now.version, Removed: now.removed, Digest: now.digest}
+	return SlotCut{Rows: int(now.rows), Version: now.version, Removed: *t.index.removed(s), Digest: now.digest}
 }
 
 // Bytes returns the memory mapped for rows, candidates, index and running snapshots.

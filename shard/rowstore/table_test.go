@@ -9,9 +9,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/shard/rowstore/order"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -505,4 +507,24 @@ func FuzzRestoreRow(f *testing.F) {
 			t.Fatalf("restored %x, saved %x", rec, out)
 		}
 	})
+}
+
+// TestAChangeReadsOneLineOfItsSlot checks where the slots of large and small tables lie.
+func TestAChangeReadsOneLineOfItsSlot(t *testing.T) {
+	for _, n := range []rowraft.Slot{1, 64, 100, 1000, rowraft.DefaultSlots} {
+		table, err := New(Options{Schema: testSchema(rowraft.Sparse, rowraft.SGD, 2),
+			Owned: func(s rowraft.Slot) bool { return s < n }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		within := uintptr(unsafe.Pointer(&table.index.slots[0])) % order.LineBytes
+		size, used := unsafe.Sizeof(slotState{}), unsafe.Offsetof(slotState{}.directory)
+		if size != order.LineBytes || within+used > order.LineBytes {
+			t.Errorf("of %d slots the first is %d bytes after a line, a slot has %d bytes, a change uses %d: want one line",
+				n, within, size, used)
+		}
+		if err := table.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }

@@ -169,7 +169,8 @@ func (r *Tier) appendCold(cold []coldEntry, keys []rowraft.Key) []coldEntry {
 	var c lookups
 	for ; len(keys) > 0; keys = keys[min(entriesAhead, len(keys)):] {
 		n := min(entriesAhead, len(keys))
-		_ = x.prefetchEntries(&c, 0, keys[:n]) // their slots are owned
+		_ = x.prefetchRoots(&c, 0, keys[:n]) // their slots are owned
+		x.prefetchEntries(&c, 0, n)
 		for i := range n {
 			seg, tag := c.seg[i], c.tag[i]
 			if len(seg) == 0 {
