@@ -35,6 +35,12 @@ func SlotOfHash(h uint64, n rowraft.SlotCount) rowraft.Slot {
 	return rowraft.Slot(slot)
 }
 
+// HashesOfSlots returns the hashes of the keys in slots first … past − 1 (at least one) of n: low … low + span.
+func HashesOfSlots(first, past rowraft.Slot, n rowraft.SlotCount) (low, span uint64) {
+	below := bits.LeadingZeros64(uint64(n)) + 1 // bits of a hash below those of its slot
+	return uint64(first) << below, uint64(past-first)<<below - 1
+}
+
 // JobSlot returns the slot whose shard stores the clocks and data positions of a job, in a cluster of n slots
 // (docs/formats/steps.md).
 func JobSlot(id rowraft.JobID, n rowraft.SlotCount) rowraft.Slot {

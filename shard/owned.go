@@ -16,7 +16,7 @@ type slotSet struct {
 
 	// The hashes of keys in slots first … past − 1 are low … low + span.
 	low, span uint64
-	holes     bool // some of these slots are not in the set
+	holes     bool // some of these slots are not in the set, or it is empty
 }
 
 // newSlotSet returns the set of slots, or of all slots if slots is nil.
@@ -34,8 +34,7 @@ func newSlotSet(count rowraft.SlotCount, slots []rowraft.Slot) *slotSet {
 	for _, s := range slots {
 		o.add(s)
 	}
-	perSlot := bits.LeadingZeros64(uint64(count)) + 1 // bits of a hash after those of its slot
-	o.low, o.span = uint64(o.first)<<perSlot, uint64(o.past-o.first)<<perSlot-1
+	o.low, o.span = clustermap.HashesOfSlots(o.first, o.past, count)
 	n := 0
 	for _, w := range o.words {
 		n += bits.OnesCount64(w)

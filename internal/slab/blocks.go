@@ -126,8 +126,10 @@ func (b *Blocks) Close() error {
 		bases[i] = b.chunks[i].base
 	}
 	if len(bases) > 0 {
-		shared.giveFirst(bases[0])
-		err = shared.give(bases[1:], false)
+		err = shared.giveFirst(bases[0])
+		if e := shared.give(bases[1:], false); err == nil {
+			err = e
+		}
 	}
 	for p, n := range b.large {
 		if e := release(p, n); err == nil {

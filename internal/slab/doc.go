@@ -2,11 +2,11 @@
 // and power-of-two blocks of words ([Blocks]).
 //
 // Both use anonymous mappings, so the garbage collector
-// neither scans nor counts them. Close frees all of it. Memory comes
+// neither scans nor counts them. Close frees all memory. Memory comes
 // in chunks of one huge page. A goroutine of the process touches chunks in advance
 // while the stock of them is low (pool), so that Alloc takes
-// microseconds at most. The first chunk of each Slab and Blocks is not from the stock and has small
-// pages, so that small tables cost kilobytes.
+// microseconds at most. The first chunk of each Slab (unless it is short-lived) and Blocks is not from the
+// stock and has small pages, so that small tables cost kilobytes. The pool keeps the addresses of first chunks.
 //
 // # Invariants
 //

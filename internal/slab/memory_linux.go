@@ -54,11 +54,11 @@ func keepSmall(p unsafe.Pointer, size int) {
 }
 
 // discard frees the memory of a chunk, not its addresses. The chunk is zero afterwards.
-func discard(p unsafe.Pointer) {
-	// The only possible failure is a bad address, which is a bug of this package.
+func discard(p unsafe.Pointer) error {
 	if err := unix.Madvise(unsafe.Slice((*byte)(p), chunkBytes), unix.MADV_DONTNEED); err != nil {
-		panic("slab: " + err.Error())
+		return rowraft.Errorf(rowraft.CodeInternal, "row memory: give back: %w", err) // the memory is locked
 	}
+	return nil
 }
 
 // release frees memory and addresses.

@@ -14,7 +14,10 @@ func reserve(size int) (unsafe.Pointer, error) {
 
 func keepSmall(p unsafe.Pointer, size int) {}
 
-func discard(p unsafe.Pointer) { clear(unsafe.Slice((*byte)(p), chunkBytes)) }
+func discard(p unsafe.Pointer) error {
+	clear(unsafe.Slice((*byte)(p), chunkBytes))
+	return nil
+}
 
 func populate(p unsafe.Pointer) {}
 

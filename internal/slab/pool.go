@@ -22,7 +22,7 @@ const (
 	// reservedAtOnce is how many chunks one system call makes usable.
 	reservedAtOnce = 16
 
-	// minFirst is how much of a first chunk is used at first: a small page.
+	// minFirst is how much of a first chunk comes into use at first: a small page of most systems.
 	minFirst = 4 << 10
 
 	// surplusFor is the interval at which the stock releases chunks that came back from short uses and were
@@ -55,17 +55,17 @@ const (
 // one by one as they are touched: slower in total, but never slow at once. When the chunk should be full,
 // pool asks the kernel to turn it into a huge page later.
 type pool struct {
-	mu       sync.Mutex
-	stock    []unsafe.Pointer // populated
-	reserved []unsafe.Pointer // usable, not populated
-	firsts   []unsafe.Pointer // the same with small pages only
-	small    []unsafe.Pointer // chunks of small pages in use, oldest first
-	out      int              // chunks in use
-	aim      int              // the size of the stock at which the goroutine ends
-	filling  bool             // the goroutine runs
-	ended    *sync.Cond       // signalled when filling becomes false
-	surplus  *time.Timer      // releases unused chunks of short uses; nil: there are none
-	idle     int              // chunks in stock that were not taken since surplus was set
+	mu          sync.Mutex
+	stock       []unsafe.Pointer // populated
+	reserved    []unsafe.Pointer // usable, not populated
+	firstChunks []unsafe.Pointer // for the first chunks of Slabs and Blocks, with small pages only; zero
+	small       []unsafe.Pointer // chunks of small pages in use, oldest first
+	out         int              // chunks in use
+	aim         int              // the size of the stock at which the goroutine ends
+	filling     bool             // the goroutine runs
+	ended       *sync.Cond       // signalled when filling becomes false
+	surplus     *time.Timer      // releases unused chunks of short uses; nil: there are none
+	idle        int              // chunks in stock that were not taken since surplus was set
 }
 
 // shared is the only pool of the process: one stock serves all slabs.
@@ -118,37 +118,41 @@ func (p *pool) take(use use) (unsafe.Pointer, error) {
 	return c, nil
 }
 
-// takeFirst returns the first chunk of a Slab or Blocks. Most tables are small, and each has two first chunks in each
-// shard. So they have small pages and belong to large mappings, of which the kernel gives a process 65,530.
+// takeFirst returns the first chunk of a Slab or Blocks. Most tables are small, and each has at least two first chunks
+// in each shard, of rows and of index. So they have small pages, and 16 of them are one mapping: vm.max_map_count
+// limits the mappings of a process, by default to 65,530.
 //
 // Errors: CodeOverloaded if the system has no memory.
 func (p *pool) takeFirst() (unsafe.Pointer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.firsts) == 0 {
+	if len(p.firstChunks) == 0 {
 		more, err := reserveMore()
 		if err != nil {
 			return nil, err
 		}
 		keepSmall(more[len(more)-1], reservedAtOnce*chunkBytes)
-		p.firsts = more
+		p.firstChunks = more
 	}
-	n := len(p.firsts)
-	c := p.firsts[n-1]
-	p.firsts = p.firsts[:n-1]
+	n := len(p.firstChunks)
+	c := p.firstChunks[n-1]
+	p.firstChunks = p.firstChunks[:n-1]
 	return c, nil
 }
 
-// giveFirst takes back a chunk from takeFirst. Its addresses are kept, its memory is not.
-func (p *pool) giveFirst(c unsafe.Pointer) {
-	discard(c)
+// giveFirst takes back a chunk from takeFirst. It frees the memory and keeps the addresses.
+func (p *pool) giveFirst(c unsafe.Pointer) error {
+	if err := discard(c); err != nil {
+		return err
+	}
 	p.mu.Lock()
-	p.firsts = append(p.firsts, c)
+	p.firstChunks = append(p.firstChunks, c)
 	p.mu.Unlock()
+	return nil
 }
 
-// firstStep returns how many bytes of a first chunk are used next when the first used bytes are in use: a quarter to
-// an eighth of them. It is a power of two, and used is a multiple of it.
+// firstStep returns how many bytes of a first chunk come into use next when the first used bytes are in use: at least
+// minFirst, else an eighth to a quarter of them. It is a power of two, and used is a multiple of it.
 func firstStep(used int) int { return max(minFirst, 1<<bits.Len(uint(used))/8) }
 
 // target is how many chunks should be in stock, and kept is how many of them are for indexes. REQUIRES:

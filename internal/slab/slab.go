@@ -85,7 +85,7 @@ func (s *Slab) Alloc() (Place, error) {
 		}
 	}
 	if s.chunks == 1 && !s.short {
-		s.useFirst((int(s.next) + 1) * s.recordBytes)
+		s.countFirst((int(s.next) + 1) * s.recordBytes)
 	}
 	p := Place(s.next)
 	s.next++
@@ -139,8 +139,8 @@ func (s *Slab) addChunk() (err error) {
 	return nil
 }
 
-// useFirst counts at least n bytes of the first chunk as mapped.
-func (s *Slab) useFirst(n int) {
+// countFirst counts at least n bytes of the first chunk as mapped.
+func (s *Slab) countFirst(n int) {
 	for s.first < n {
 		more := firstStep(s.first)
 		s.first += more
@@ -191,7 +191,7 @@ func (s *Slab) Close() error {
 	bases := (*s.bases.Load())[:s.chunks]
 	var err error
 	if !s.short {
-		shared.giveFirst(bases[0])
+		err = shared.giveFirst(bases[0])
 		bases = bases[1:]
 	}
 	if e := shared.give(bases, s.short); err == nil {

@@ -126,8 +126,8 @@ func mappings(t *testing.T) int {
 	return bytes.Count(b, []byte{'\n'})
 }
 
-// TestFirstChunksKeepNoMemory writes to a first chunk and gives it back: its next user finds zeros.
-func TestFirstChunksKeepNoMemory(t *testing.T) {
+// TestFirstChunksAreZeroAgain writes to a first chunk and gives it back: its next user finds zeros.
+func TestFirstChunksAreZeroAgain(t *testing.T) {
 	p := newPool()
 	for range 2 {
 		c, err := p.takeFirst()
@@ -141,7 +141,9 @@ func TestFirstChunksKeepNoMemory(t *testing.T) {
 			}
 			mem[i] = 1
 		}
-		p.giveFirst(c)
+		if err := p.giveFirst(c); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -210,6 +212,12 @@ func TestBlocksAgainstModel(t *testing.T) {
 				used -= int64(len(live[i].words)) * 8
 				b.Free(live[i].words)
 				live = append(live[:i], live[i+1:]...)
+			},
+			"close": func(rt *rapid.T) {
+				if err := b.Close(); err != nil {
+					rt.Fatal(err)
+				}
+				live, used = nil, 0
 			},
 			"": func(rt *rapid.T) {
 				for _, h := range live {

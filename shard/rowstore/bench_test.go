@@ -138,8 +138,8 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// BenchmarkManyTables accesses 104 tables in turns, 79 rows at a time: those of a server with 4 shards and 26 tables,
-// with a million rows together, to which a batch of 8,192 keys goes.
+// BenchmarkManyTables accesses 104 tables in turns, 79 rows at a time. A server with 4 shards and 26 tables does the
+// same for a batch of 8,192 keys.
 func BenchmarkManyTables(b *testing.B) {
 	const tables, perTable, perCall = 104, benchRows / 104, 79
 	schema := testSchema(rowraft.Sparse, rowraft.SGD, 16)

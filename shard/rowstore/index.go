@@ -22,8 +22,8 @@ type index struct {
 	blocks slab.Blocks // index segments
 	tier   *Tier       // of a table with cold rows on disk, nil for others
 	// slots, roots and removals have an element for each of ownedSlots, from its first slot on. roots are copies of the
-	// roots of slots without a directory; dense, because lookups load them first. Invariant: if a root is not nil, it has
-	// all rows of the slot. removals are the versions of slots at the last removal of a row; 0: none.
+	// roots of slots without a directory; dense, because lookups load them first. Invariant: if a root is not nil, it
+	// has all rows of the slot. removals are the versions of slots at the last removal of a row; 0: none.
 	slots    []slotState
 	roots    []root
 	removals []uint64
@@ -33,8 +33,8 @@ type index struct {
 	check   slotCheck // the running check of one slot against its digest
 }
 
-// slotState is one slot of the table. What each change needs, all before directory, is in one cache line: the element 0
-// of a slice is at the start of a line, or 8 bytes after it.
+// slotState is one slot of the table. A change of an existing row uses only the fields before directory. They are in
+// one cache line, because the allocator puts a slice at the start of a line or 8 bytes after it.
 type slotState struct {
 	whole   bucket // all rows while there is no directory; later for readers that loaded it before
 	rows    uint32
@@ -57,7 +57,7 @@ func (x *index) init(s *rowraft.Schema, stateLen int, o Options) (err error) {
 // slot returns the state of slot s. REQUIRES: s is in the range of x.slots.
 func (x *index) slot(s rowraft.Slot) *slotState { return &x.slots[s-x.first] }
 
-// removed returns the version of slot s at the last removal of a row.
+// removed returns the address of the version of slot s at the last removal of a row.
 func (x *index) removed(s rowraft.Slot) *uint64 { return &x.removals[s-x.first] }
 
 // locate returns the slot of key and its tag: the 32 bits where the probe of the slot's segment

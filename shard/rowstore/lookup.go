@@ -19,7 +19,7 @@ type lookups struct {
 	slot [lookupKeys]rowraft.Slot
 	tag  [lookupKeys]uint32
 	seg  [lookupKeys]segment
-	addr [lookupKeys]unsafe.Pointer // first of the index entries, then of the records
+	addr [lookupKeys]unsafe.Pointer // first of the roots, then of the index entries, then of the records
 }
 
 // noRow is the value of addr for a key whose tag is not in the index. It looks like a record that is gone.
@@ -33,13 +33,12 @@ const (
 	wideGroupKeys = 2
 	wideBytes     = 96
 
-	// lookahead prefetches the root of a key's slot this many keys before next returns the key, then its index entries,
-	// and then its record. The roots of many tables do not stay in a cache.
+	// lookahead prefetches three things of a key, each so many keys before next returns the key.
 	// Invariant: all three are multiples of the size of a group, and the keys from the first that next has returned to
 	// the last with a prefetched root fit into lookups.
-	rootsAhead   = 24
-	entriesAhead = 16
-	recordsAhead = 8
+	rootsAhead   = 24 // the root of its slot: those of many tables do not stay in a cache
+	entriesAhead = 16 // its index entries
+	recordsAhead = 8  // its record
 )
 
 // lookahead looks up keys in groups, so that memory of later groups is loading while the caller works on the current

@@ -509,8 +509,8 @@ func FuzzRestoreRow(f *testing.F) {
 	})
 }
 
-// TestAChangeReadsOneLineOfItsSlot checks where the slots of large and small tables lie.
-func TestAChangeReadsOneLineOfItsSlot(t *testing.T) {
+// TestAnUpdateReadsOneLineOfItsSlot checks where the slots of large and small tables lie.
+func TestAnUpdateReadsOneLineOfItsSlot(t *testing.T) {
 	for _, n := range []rowraft.Slot{1, 64, 100, 1000, rowraft.DefaultSlots} {
 		table, err := New(Options{Schema: testSchema(rowraft.Sparse, rowraft.SGD, 2),
 			Owned: func(s rowraft.Slot) bool { return s < n }})
@@ -520,7 +520,7 @@ func TestAChangeReadsOneLineOfItsSlot(t *testing.T) {
 		within := uintptr(unsafe.Pointer(&table.index.slots[0])) % order.LineBytes
 		size, used := unsafe.Sizeof(slotState{}), unsafe.Offsetof(slotState{}.directory)
 		if size != order.LineBytes || within+used > order.LineBytes {
-			t.Errorf("of %d slots the first is %d bytes after a line, a slot has %d bytes, a change uses %d: want one line",
+			t.Errorf("of %d slots the first is %d bytes after a line, a slot has %d bytes, an update uses %d: want one line",
 				n, within, size, used)
 		}
 		if err := table.Close(); err != nil {

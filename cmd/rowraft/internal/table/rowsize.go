@@ -27,10 +27,10 @@ const (
 // fullAt returns the load at which a sixteenth of the segments grow.
 func fullAt(salt int) float64 { return float64(51-salt) / 64 }
 
-// Memory is allocated in chunks, of which the first is taken in steps of an eighth to a quarter of what is used.
+// Package slab takes memory in chunks, and the first of them in steps.
 const (
 	chunkBytes = 2 << 20
-	stepUnused = 0.1     // measured average of the unused part of a first chunk, as a share of what is used
+	minFirst   = 4 << 10 // the first step
 	lastUnused = 5 << 18 // measured average of unused bytes in the last chunk
 )
 
@@ -40,12 +40,16 @@ func (f forecast) memoryBytes(rows float64, shards int) float64 {
 	return float64(shards) * (mapped(inShard*float64(f.rowBytes)) + mapped(inShard*f.indexBytes))
 }
 
-// mapped returns the memory of which used bytes are used.
+// mapped returns the memory that is taken when used bytes are used, on average.
 func mapped(used float64) float64 {
-	if used < chunkBytes {
-		return used * (1 + stepUnused)
+	switch {
+	case used == 0:
+		return 0
+	case used >= chunkBytes:
+		return used + lastUnused
 	}
-	return used + lastUnused
+	step := max(minFirst, math.Exp2(math.Floor(math.Log2(used)))/4)
+	return min(max(minFirst, used+step/2), chunkBytes)
 }
 
 // newForecast forecasts the size of a table with schema s that holds the given number of rows in a cluster with the

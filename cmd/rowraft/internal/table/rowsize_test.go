@@ -18,7 +18,7 @@ func TestForecastIsWhatIsMeasured(t *testing.T) {
 		slots rowraft.SlotCount // 0: rowraft.DefaultSlots
 	}{
 		{tableFlags{kind: "sparse", dim: 16, optimizer: "adagrad", storage: "float32"},
-			[]int{500, 7_000, 20_000, 300_000, 500_000, 750_000}, 0},
+			[]int{16, 60, 500, 7_000, 20_000, 300_000, 500_000, 750_000}, 0},
 		{tableFlags{kind: "sparse", dim: 16, optimizer: "adagrad", storage: "float32"}, []int{200_000, 400_000},
 			rowraft.MaxSlots},
 		// a third is index
@@ -69,12 +69,12 @@ func fillTo(t *testing.T, table *rowstore.Table, n int) {
 	t.Helper()
 	const batch = 500
 	values := make([]byte, 4*batch*table.Schema().Dim)
-	keys := make([]rowraft.Key, batch)
 	for table.Rows() < n {
+		keys := make([]rowraft.Key, min(batch, n-table.Rows()))
 		for i := range keys {
 			keys[i] = rowraft.Key(table.Rows() + i) // of a dense table, rows of tensor 0
 		}
-		if err := table.Assign(keys, values, rowraft.Float32); err != nil {
+		if err := table.Assign(keys, values[:4*len(keys)*table.Schema().Dim], rowraft.Float32); err != nil {
 			t.Fatal(err)
 		}
 	}
