@@ -64,7 +64,7 @@ func (b *Body) Key(i int) rowraft.Key { return rowraft.Key(le.Uint64(b.Keys[8*i:
 // sizes are the lengths of the arrays of a segment, in their order.
 type sizes struct{ keys, presence, known, unchanged, values, counts int }
 
-func (s Segment) sizes() (n sizes) {
+func (s *Segment) sizes() (n sizes) {
 	bitmap := (s.N + 63) / 64 * 8
 	if s.Flags&FlagNoKeys == 0 {
 		n.keys = 8 * s.N
@@ -102,7 +102,12 @@ const VersionBytes = 4
 // Size returns the length of the whole segment in bytes, a multiple of 8.
 func (s Segment) Size() int {
 	n := s.sizes()
-	return align8(SegmentHeaderSize + n.keys + n.presence + n.known + n.unchanged + n.values + n.counts)
+	return align8(n.end())
+}
+
+// end returns the length of a segment without its padding.
+func (n *sizes) end() int {
+	return SegmentHeaderSize + n.keys + n.presence + n.known + n.unchanged + n.values + n.counts
 }
 
 func align8(n int) int { return (n + 7) &^ 7 }
@@ -117,10 +122,11 @@ func (s Segment) Put(dst []byte) Body {
 	dst[15] = s.Flags
 	le.PutUint32(dst[16:], math.Float32bits(s.LR))
 	le.PutUint32(dst[20:], uint32(s.Unchanged))
-	b, end := s.body(dst)
+	n := s.sizes()
+	b := n.body(dst)
 	clear(b.Presence)
 	clear(b.Unchanged)
-	clear(dst[end:s.Size()])
+	clear(dst[n.end():align8(n.end())])
 	return b
 }
 
@@ -129,14 +135,15 @@ func (s Segment) Put(dst []byte) Body {
 func (s Segment) LeaveOut(dst []byte, unchanged int) int {
 	s.Unchanged = unchanged
 	le.PutUint32(dst[20:], uint32(unchanged))
-	_, end := s.body(dst)
-	size := s.Size()
-	clear(dst[end:size])
+	n := s.sizes()
+	size := align8(n.end())
+	clear(dst[n.end():size])
 	return size
 }
 
-func (s Segment) body(b []byte) (body Body, end int) {
-	n, at := s.sizes(), SegmentHeaderSize
+// body returns the arrays of the segment at the start of b.
+func (n *sizes) body(b []byte) (body Body) {
+	at := SegmentHeaderSize
 	take := func(size int) []byte {
 		at += size
 		return b[at-size : at : at]
@@ -147,7 +154,7 @@ func (s Segment) body(b []byte) (body Body, end int) {
 	body.Unchanged = take(n.unchanged)
 	body.Values = take(n.values)
 	body.Counts = take(n.counts)
-	return body, at
+	return body
 }
 
 // ParseSegment reads the first segment of payload. It checks that the header is valid, that
@@ -172,14 +179,15 @@ func ParseSegment(payload []byte) (s Segment, body Body, rest []byte, err error)
 	if err := s.check(); err != nil {
 		return s, body, nil, err
 	}
-	size := s.Size()
+	n := s.sizes()
+	size := align8(n.end())
 	if size > len(payload) {
 		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"table %#x: a segment of %d rows × %d %s has %d bytes, but only %d bytes of the payload are left",
 			uint64(s.Table), s.N, s.Dim, s.DType, size, len(payload))
 	}
-	body, end := s.body(payload)
-	for _, pad := range payload[end:size] {
+	body = n.body(payload)
+	for _, pad := range payload[n.end():size] {
 		if pad != 0 {
 			return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: padding of a segment is not 0",
 				uint64(s.Table))
@@ -192,7 +200,7 @@ func ParseSegment(payload []byte) (s Segment, body Body, rest []byte, err error)
 }
 
 // checkUnchanged checks the bitmap of unchanged rows.
-func (s Segment) checkUnchanged(bitmap []byte) error {
+func (s *Segment) checkUnchanged(bitmap []byte) error {
 	n := 0
 	for at := 0; at < len(bitmap); at += 8 {
 		n += bits.OnesCount64(le.Uint64(bitmap[at:]))
@@ -205,7 +213,7 @@ func (s Segment) checkUnchanged(bitmap []byte) error {
 	return nil
 }
 
-func (s Segment) check() error {
+func (s *Segment) check() error {
 	bad := func(format string, args ...any) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: "+format, append([]any{uint64(s.Table)}, args...)...)
 	}

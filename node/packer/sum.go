@@ -20,7 +20,7 @@ const (
 	minSavedShare = 0.125
 	// A sample must show this share: a search that finds too little is lost.
 	minSampledShare = 0.15
-	// sampledKeys is about how many keys decide whether a search for all equal keys is worth it.
+	// sampledKeys is about how many keys, of all tables together, decide whether a search for all equal keys is worth it.
 	sampledKeys = 256
 	// groupTries is how many groups with other learning rates a push tries to join, so that many small pushes cost no
 	// more than their number.
@@ -202,36 +202,37 @@ func (s *summer) eachTable(parts []*queuedPart, f func(lanes []lane)) {
 
 // estimate returns about how many bytes the sum of parts takes, from a sample of the keys: those whose hash begins
 // with zeros. A key is in the sample of all pushes or of none, so the sample shows how many pushes have it.
-func (s *summer) estimate(parts []*queuedPart) (size int) {
-	size = wire.SumOverhead(len(parts))
-	s.eachTable(parts, func(lanes []lane) {
-		rows := 0
-		for i := range lanes {
-			rows += lanes[i].N
+func (s *summer) estimate(parts []*queuedPart) int {
+	rows := 0
+	for _, w := range parts {
+		for i := range w.segments {
+			rows += w.segments[i].N
 		}
-		shift := 64 - bits.Len(uint(rows/sampledKeys))
+	}
+	shift := 64 - bits.Len(uint(rows/sampledKeys))
+	heads, all, sampled, different := 0, 0, 0, 0 // bytes of segment headers, of rows, and of rows in the sample
+	s.eachTable(parts, func(lanes []lane) {
+		seg := sumSegment(lanes)
+		heads += seg.Size()
 		s.sample = s.sample[:0]
 		for i := range lanes {
+			seg.N += lanes[i].N
 			for at := range lanes[i].N {
 				if key := uint64(lanes[i].body.Key(at)); key*hashFactor>>shift == 0 {
 					s.sample = append(s.sample, key)
 				}
 			}
 		}
+		perRow := 8 + seg.RowBytes()
+		all += seg.N * perRow
+		sampled += len(s.sample) * perRow
 		slices.Sort(s.sample)
-		different := 0
-		for i, key := range s.sample {
-			if i == 0 || key != s.sample[i-1] {
-				different++
-			}
-		}
-		seg := sumSegment(lanes)
-		if seg.N = rows; len(s.sample) > 0 {
-			seg.N = int(math.Ceil(float64(rows) * float64(different) / float64(len(s.sample))))
-		}
-		size += seg.Size()
+		different += len(slices.Compact(s.sample)) * perRow
 	})
-	return size
+	if sampled == 0 {
+		return math.MaxInt
+	}
+	return wire.SumOverhead(len(parts)) + heads + int(float64(all)*float64(different)/float64(sampled))
 }
 
 // sumSegment returns the segment of the sum of lanes, without the number of rows.

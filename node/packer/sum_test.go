@@ -361,6 +361,38 @@ func TestManySmallPushesCostNoMoreThanTheirNumber(t *testing.T) {
 	t.Errorf("%d pushes take %v, and an eighth of them %v", maxQueuedParts, many, few)
 }
 
+// TestEstimateOfManyTables: pushes of 26 tables, of which one half has the same keys in all pushes and larger rows.
+func TestEstimateOfManyTables(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	value := func(uint64, int) float32 { return 1 }
+	var parts []*queuedPart
+	size := 0
+	for c := range byte(4) {
+		var segs []segmentOf
+		for table := range 26 {
+			keys, dim := draw(rng, 79, 1<<30), 8
+			if table%2 == 0 {
+				keys, dim = draw(rand.New(rand.NewPCG(uint64(table), 9)), 79, 1<<30), 32
+			}
+			segs = append(segs, segmentOf{table: rowraft.TableID(table + 1), dim: dim, dtype: rowraft.Float32, keys: keys,
+				value: value})
+		}
+		parts = append(parts, waiting(c, segs...))
+		size += parts[c].part.Size()
+	}
+	s := newSummer()
+	for _, w := range parts {
+		w.segments = s.segments(w)
+	}
+	p := s.add(parts, size)
+	if p == nil {
+		t.Fatal("the pushes were not summed")
+	}
+	if got := float64(s.estimate(parts)) / float64(p.Size()); got < 0.85 || got > 1.15 {
+		t.Errorf("the estimate is %.2f times the sum of %d bytes, of %d", got, p.Size(), size)
+	}
+}
+
 // BenchmarkItems is what eight waiting pushes of 2,048 rows cost the packer, per row: as they are, and summed.
 func BenchmarkItems(b *testing.B) {
 	for _, skew := range []float64{0, 0.8, 1.0, 1.2} {
