@@ -83,8 +83,8 @@ func TestCacheVerdict(t *testing.T) {
 
 // A size that no client takes starts no servers.
 func TestCacheBenchRefusesASize(t *testing.T) {
-	_, err := benchCache(t.Context(), benchConfig{dtype: "float32", keys: "uniform", batch: 1, rows: 2, conns: 1,
-		seconds: 1, replicas: 1, optimizer: "sgd", dim: 1, cacheBytes: 1}, io.Discard)
+	_, err := benchCache(t.Context(), benchConfig{tables: 1, dtype: "float32", keys: "uniform", batch: 1, rows: 2,
+		conns: 1, seconds: 1, replicas: 1, optimizer: "sgd", dim: 1, cacheBytes: 1}, io.Discard)
 	if rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "cache of 1 bytes") {
 		t.Errorf("%v", err)
 	}

@@ -31,7 +31,7 @@ func (r *benchResult) Print(w io.Writer) error {
 	return cli.Facts(w, append(pairs, r.facts(", "+r.DType+" on the wire")...)...)
 }
 
-// bytesPerRow asks one server of its own how much memory the table takes there.
+// bytesPerRow asks one server of its own how much memory the tables take there.
 func bytesPerRow(ctx context.Context, c *localcluster.Cluster, w *benchWorker) (*float64, error) {
 	if c == nil {
 		return nil, nil
@@ -42,11 +42,14 @@ func bytesPerRow(ctx context.Context, c *localcluster.Cluster, w *benchWorker) (
 	if err != nil {
 		return nil, err
 	}
-	id := uint64(w.t.Schema().ID)
+	ids := map[uint64]bool{}
+	for _, t := range w.tables {
+		ids[uint64(t.Schema().ID)] = true
+	}
 	var sum rowraftv1.TableStats
 	for _, r := range st.Replicas {
 		for _, t := range r.Tables {
-			if t.Table == id {
+			if ids[t.Table] {
 				sum.Rows += t.Rows
 				sum.MemoryBytes += t.MemoryBytes
 			}

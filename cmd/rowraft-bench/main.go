@@ -254,6 +254,7 @@ func endpointFlags(fl *pflag.FlagSet, cfg *benchConfig) {
 func tableFlags(fl *pflag.FlagSet, cfg *benchConfig) {
 	endpointFlags(fl, cfg)
 	memoryFlag(fl, cfg)
+	fl.IntVar(&cfg.tables, "tables", 1, "tables, which share the rows and the keys of a call")
 }
 
 func memoryFlag(fl *pflag.FlagSet, cfg *benchConfig) {
@@ -274,7 +275,7 @@ func (cfg *benchConfig) connection() error {
 }
 
 func (m *measurement) command(format *string) *cobra.Command {
-	cfg := benchConfig{op: m.name}
+	cfg := benchConfig{op: m.name, tables: 1}
 	cpuProfile := ""
 	cmd := &cobra.Command{
 		Use: m.name, Short: m.short, Long: m.long, Example: m.example, Args: cli.NoArgs,

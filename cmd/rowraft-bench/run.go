@@ -35,6 +35,7 @@ import (
 type benchConfig struct {
 	op        string // the name of the command
 	optimizer string
+	tables    int // which share the rows
 	rows      int
 	dim       int
 	memory    string // of a tiered table; "": all rows
@@ -146,6 +147,8 @@ func (c *benchConfig) check() error {
 		return bad("--keys %q: want uniform or zipf", c.keys)
 	case c.batch < 1 || c.batch > c.rows/2:
 		return bad("--batch %d: want 1 to half of --rows (%d), since a batch has distinct keys", c.batch, c.rows)
+	case c.tables < 1 || c.tables > c.batch:
+		return bad("--tables %d: want 1 to --batch (%d)", c.tables, c.batch)
 	case c.conns < 1 || c.conns > 64:
 		return bad("--conns %d: want 1 to 64", c.conns)
 	case c.seconds <= 0 || c.warmup < 0:
@@ -193,13 +196,31 @@ func (c *benchConfig) own() *scaffold.Servers {
 		Profile: c.profile}
 }
 
-// benchWorker is one connection with its prepared batches.
+// benchWorker is one connection with its prepared calls.
 type benchWorker struct {
-	gate    *sync.RWMutex // held for reading by each call; nil: none
-	c       *client.Client
-	t       *client.Table
-	batches [][]rowraft.Key
-	values  []float32
+	gate   *sync.RWMutex // held for reading by each call; nil: none
+	c      *client.Client
+	tables []*client.Table
+	calls  [][]client.Segment
+	values []float32 // of all segments of a call
+}
+
+// segments returns a call for keys, of which each belongs to one of the tables.
+func (w *benchWorker) segments(keys []rowraft.Key) []client.Segment {
+	segs := make([]client.Segment, len(w.tables))
+	for i, t := range w.tables {
+		segs[i].Table = t
+	}
+	for _, key := range keys {
+		s := &segs[uint64(key)%uint64(len(segs))]
+		s.Keys = append(s.Keys, key)
+	}
+	values := w.values
+	for i := range segs {
+		n := len(segs[i].Keys) * w.tables[i].Dim()
+		segs[i].Values, values = values[:n], values[n:]
+	}
+	return slices.DeleteFunc(segs, func(s client.Segment) bool { return len(s.Keys) == 0 })
 }
 
 // benchBatches is how many different batches a worker cycles through.
@@ -229,15 +250,27 @@ func benchWorkers(ctx context.Context, cfg benchConfig) (workers []*benchWorker,
 		}
 		w := &benchWorker{c: c, values: make([]float32, cfg.batch*cfg.dim)}
 		workers = append(workers, w)
-		if w.t, err = c.CreateTable(setup, schema, true); err != nil {
-			return workers, err
+		for n := range cfg.tables {
+			s := schema
+			if n > 0 {
+				s.Name += fmt.Sprintf(".%d", n)
+			}
+			t, err := c.CreateTable(setup, s, true)
+			if err != nil {
+				return workers, err
+			}
+			w.tables = append(w.tables, t)
 		}
 		rng := rand.New(rand.NewPCG(cfg.seed, uint64(i)))
 		for j := range w.values {
 			w.values[j] = rng.Float32()*0.02 - 0.01
 		}
-		if w.batches, err = benchKeys(cfg, rng); err != nil {
+		batches, err := benchKeys(cfg, rng)
+		if err != nil {
 			return workers, err
+		}
+		for _, keys := range batches {
+			w.calls = append(w.calls, w.segments(keys))
 		}
 	}
 	return workers, nil
@@ -337,7 +370,7 @@ func benchLoad(ctx context.Context, cfg benchConfig, workers []*benchWorker, pro
 				return nil
 			}
 			keys := all[from:min(from+cfg.batch, len(all))]
-			if _, err := w.t.Push(ctx, keys, w.values[:len(keys)*cfg.dim]); err != nil {
+			if _, err := w.c.Push(ctx, w.segments(keys)...); err != nil {
 				return fmt.Errorf("load: %w", err)
 			}
 		}
@@ -381,14 +414,14 @@ func measure(ctx context.Context, cfg benchConfig, workers []*benchWorker,
 			hist.Merge(mine)
 		}()
 		for i := 0; time.Now().Before(deadline); i++ {
-			keys := w.batches[i%len(w.batches)]
+			call := w.calls[i%len(w.calls)]
 			start := time.Now()
 			w.enter()
 			var err error
 			if cfg.op == "pull" {
-				err = w.t.Pull(ctx, keys, w.values)
+				err = w.c.Pull(ctx, call...)
 			} else {
-				_, err = w.t.Push(ctx, keys, w.values)
+				_, err = w.c.Push(ctx, call...)
 			}
 			w.leave()
 			if err != nil {

@@ -162,7 +162,7 @@ func (b *tails) push(ctx context.Context, cfg benchConfig, workers []*benchWorke
 	return parallel(workers, func(w *benchWorker) error {
 		for i := 0; time.Now().Before(end); i++ {
 			start := time.Now()
-			if _, err := w.t.Push(ctx, w.batches[i%len(w.batches)], w.values); err != nil {
+			if _, err := w.c.Push(ctx, w.calls[i%len(w.calls)]...); err != nil {
 				return err
 			}
 			b.pushed(start, time.Now())

@@ -11,7 +11,8 @@ import (
 // workload is the part of a result that names the table, the calls and the servers.
 type workload struct {
 	Optimizer string `json:"optimizer"`
-	Rows      int    `json:"rows"`
+	Tables    int    `json:"tables"`
+	Rows      int    `json:"rows"` // of all tables together
 	Dim       int    `json:"dim"`
 	Memory    string `json:"table_memory"` // of a tiered table; "": all rows are in memory
 	Batch     int    `json:"batch"`
@@ -28,7 +29,7 @@ type workload struct {
 
 func workloadOf(cfg *benchConfig, m *clustermap.Map) workload {
 	return workload{
-		Optimizer: cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Memory: cfg.memory,
+		Optimizer: cfg.optimizer, Tables: cfg.tables, Rows: cfg.rows, Dim: cfg.dim, Memory: cfg.memory,
 		Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
 		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend, Profile: cfg.profile,
 		Sync: cfg.sync, Host: scaffold.ThisHost(),
@@ -39,6 +40,9 @@ func workloadOf(cfg *benchConfig, m *clustermap.Map) workload {
 func (l *workload) facts(more string) []string {
 	if l.Memory != "" {
 		more += ", " + l.Memory + " of memory"
+	}
+	if l.Tables > 1 {
+		more += fmt.Sprintf(", in %d tables", l.Tables)
 	}
 	disk := ""
 	if l.Sync != nil {
