@@ -49,9 +49,6 @@ const (
 type lookahead struct {
 	lookups       // key number i is at i%lookupKeys
 	group   int   // number of keys in a group
-	hashed  int   // number of keys whose roots were prefetched
-	begun   int   // number of keys whose entries were prefetched
-	looked  int   // number of keys whose records were prefetched
 	given   int   // number of keys that next has returned
 	touched int   // how many bytes of each record the caller will use
 	changes bool  // the caller changes the rows
@@ -66,52 +63,51 @@ func (c *lookahead) start(t *Table, keys []rowraft.Key, touched int, changes boo
 	if c.group = groupKeys; touched > wideBytes {
 		c.group = wideGroupKeys
 	}
-	for range rootsAhead / c.group {
-		c.prefetchRoots(t, keys)
+	for from := 0; from < rootsAhead; from += c.group {
+		c.prefetchRoots(t, keys, from)
 	}
-	for range entriesAhead / c.group {
-		c.prefetchEntries(t)
+	for from := 0; from < entriesAhead; from += c.group {
+		c.prefetchEntries(t, from)
 	}
-	for range recordsAhead / c.group {
-		c.prefetchRecords(t)
+	for from := 0; from < recordsAhead; from += c.group {
+		c.prefetchRecords(t, from)
 	}
 }
 
 // next returns the place of the next group in c and its number of keys, 0 at the end or before err. The group is
 // valid until the next call.
 func (c *lookahead) next(t *Table, keys []rowraft.Key) (at, n int) {
-	c.prefetchRoots(t, keys)
-	c.prefetchEntries(t)
-	c.prefetchRecords(t)
+	c.prefetchRoots(t, keys, c.given+rootsAhead)
+	c.prefetchEntries(t, c.given+entriesAhead)
+	c.prefetchRecords(t, c.given+recordsAhead)
 	at, n = c.given%lookupKeys, min(c.group, c.end-c.given)
 	c.given += n
 	return at, n
 }
 
-func (c *lookahead) prefetchRoots(t *Table, keys []rowraft.Key) {
-	if n := min(c.group, c.end-c.hashed); n > 0 {
-		if c.err = t.index.prefetchRoots(&c.lookups, c.hashed%lookupKeys, keys[c.hashed:c.hashed+n]); c.err != nil {
-			c.end = c.hashed
-			return
+// prefetchRoots prefetches the roots of the group from key number from on, if there are such keys.
+func (c *lookahead) prefetchRoots(t *Table, keys []rowraft.Key, from int) {
+	if n := min(c.group, c.end-from); n > 0 {
+		if c.err = t.index.prefetchRoots(&c.lookups, from%lookupKeys, keys[from:from+n]); c.err != nil {
+			c.end = from
 		}
-		c.hashed += n
 	}
 }
 
-func (c *lookahead) prefetchEntries(t *Table) {
-	if n := min(c.group, c.end-c.begun); n > 0 {
-		t.index.prefetchEntries(&c.lookups, c.begun%lookupKeys, n)
-		c.begun += n
+// prefetchEntries does the same for the index entries, after the roots.
+func (c *lookahead) prefetchEntries(t *Table, from int) {
+	if n := min(c.group, c.end-from); n > 0 {
+		t.index.prefetchEntries(&c.lookups, from%lookupKeys, n)
 	}
 }
 
-func (c *lookahead) prefetchRecords(t *Table) {
-	n := min(c.group, c.end-c.looked)
+// prefetchRecords does the same for the records, after the index entries, and for what a change needs of the slots.
+func (c *lookahead) prefetchRecords(t *Table, from int) {
+	n := min(c.group, c.end-from)
 	if n <= 0 {
 		return
 	}
-	at := c.looked % lookupKeys
-	c.looked += n
+	at := from % lookupKeys
 	t.index.prefetchRecords(&c.lookups, at, n, c.touched)
 	if c.changes {
 		t.snaps.prefetchSlots(c.slot[at : at+n])
