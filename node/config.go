@@ -66,8 +66,8 @@ type Config struct {
 	// Profile selects the timers of Raft: "fast", "default", "dense", or "auto", which chooses by the
 	// number of replicas on a server; "": "default".
 	Profile string
-	// DiskStallLimit is how long a write to the log may hang before the server stops; 0: the larger of 500
-	// ms and two heartbeats.
+	// DiskStallLimit is how long a write to the log of a shard may hang before its leader gives its lead up; after ten
+	// times as long the server stops. 0: the larger of 500 ms and two heartbeats.
 	DiskStallLimit time.Duration
 	// DiskReserveBytes is the free space below which the server refuses pushes; 0: 256 MiB.
 	DiskReserveBytes int64

@@ -55,16 +55,19 @@ type Group struct {
 	failOnce sync.Once
 	failure  atomic.Pointer[error] // error that stopped the group forever; set before dead is closed
 	dead     chan struct{}         // closed with failure
-	stop     chan struct{}         // closed by Close
-	wg       sync.WaitGroup        // supervisor, leadership, pollOwn, askPeers
+	stopOnce sync.Once
+	stop     chan struct{}  // closed by Close
+	wg       sync.WaitGroup // supervisor, leadership, pollOwn, askPeers
 
 	rollback rollbackGuard
 
-	timers      groupTimers
-	turns       turns.Group
-	leadership  leadership
-	snapshots   snapshotter
-	wantRestart chan string // capacity 1, so that a goroutine of raft can request a restart without a wait
+	timers     groupTimers
+	turns      turns.Group
+	leadership leadership
+	snapshots  snapshotter
+	// Both have capacity 1, so that a goroutine of raft can request a restart without a wait.
+	wantRestart chan string
+	stalled     chan string // the same, because a write to the log hangs
 
 	restarts atomic.Int64 // in place, unplanned
 	installs atomic.Int64 // snapshots from the leader that replaced older state
@@ -80,7 +83,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		dead:        make(chan struct{}),
 		life:        semaphore.NewWeighted(1),
 		stop:        make(chan struct{}),
-		wantRestart: make(chan string, 1),
+		wantRestart: make(chan string, 1), stalled: make(chan string, 1),
 	}
 	g.waiters, g.timers.g, g.snapshots.g = newGroupWaiters(g), g, g
 	g.rollback = rollbackGuard{g, make(chan struct{})}
@@ -108,7 +111,9 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	g.glog = logstore.New(logstore.Options{
 		Inner: g.inner, Ledger: g.ledger, Shared: s.logs, Timers: s.timers,
 		FS: s.opts.FS, Dir: filepath.Join(dir, "log"), Logger: g.log,
-		IsLeader: g.isRaftLeader, Fatal: g.fail, Restart: g.requestRestart, Compactable: g.snapshots.compactable,
+		IsLeader: g.isRaftLeader, Fatal: g.fail, Compactable: g.snapshots.compactable,
+		Restart:   func(reason string) { request(g.wantRestart, reason) },
+		Stalled:   func(reason string) { request(g.stalled, reason) },
 		Stored:    g.stored,
 		Committed: func() uint64 { return max(g.fsm.applied.Load(), s.marks.Of(cfg.ID, cfg.Replica).Index) },
 	})
@@ -320,6 +325,11 @@ func (g *Group) startRaft() (err error) {
 // restart replaces the raft instance with a new one on the same stores and machine. level is the level of the log
 // message: Error for restarts that should never be necessary.
 func (g *Group) restart(level slog.Level, reason string) {
+	g.restartAfter(func(n *instance) error { return n.shutdown(g.failure.Load() == nil) }, level, reason)
+}
+
+// restartAfter is restart, with what ends the raft instance.
+func (g *Group) restartAfter(end func(*instance) error, level slog.Level, reason string) {
 	if !g.life.TryAcquire(1) { // Close holds life and waits for the supervisor, which may call this
 		return
 	}
@@ -333,8 +343,17 @@ func (g *Group) restart(level slog.Level, reason string) {
 		g.restarts.Add(1)
 	}
 	g.run.Store(nil)
-	err := old.shutdown(g.failure.Load() == nil)
-	if err == nil {
+	err := end(old)
+	if errors.Is(err, errHangs) {
+		err = old.awaitDisk()
+	}
+	switch {
+	case g.isClosing():
+		g.closeErr = err
+		return
+	case g.failure.Load() != nil: // while raft ended
+		return
+	case err == nil:
 		err = g.startRaft()
 	}
 	if err != nil {
@@ -342,10 +361,20 @@ func (g *Group) restart(level slog.Level, reason string) {
 	}
 }
 
-// requestRestart asks the supervisor to restart the group. It does not wait.
-func (g *Group) requestRestart(reason string) {
+// isClosing reports whether Close was called.
+func (g *Group) isClosing() bool {
 	select {
-	case g.wantRestart <- reason:
+	case <-g.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// request sends reason to the supervisor. It does not wait.
+func request(to chan<- string, reason string) {
+	select {
+	case to <- reason:
 	default:
 	}
 }
@@ -377,20 +406,20 @@ func (g *Group) ID() string { return g.cfg.ID }
 
 // Close stops the group. Running proposals get a short time to finish.
 func (g *Group) Close() error {
+	g.stopOnce.Do(func() { close(g.stop) })     // before life: a restart that waits for the disk holds it
 	_ = g.life.Acquire(context.Background(), 1) // its only error is that of the context
 	defer g.life.Release(1)
 	if g.closed {
 		return g.closeErr
 	}
 	g.closed = true
-	close(g.stop)
 	n := g.run.Swap(nil)
 	var err error
 	if n != nil {
 		err = n.shutdown(g.failure.Load() == nil)
 	}
 	g.wg.Wait()
-	g.closeErr = errors.Join(err, g.glog.Close())
+	g.closeErr = errors.Join(g.closeErr, err, g.glog.Close())
 	g.store.forget(g)
 	return g.closeErr
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/fifo"
 	"github.com/rowraft/rowraft/raftstore/peer"
+	"github.com/rowraft/rowraft/raftstore/timers"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
@@ -39,13 +40,15 @@ type instance struct {
 	trans  *transport.Transport
 	marks  atomic.Pointer[knownMarks]
 	notify chan bool     // raft's leadership; buffered, because raft's main goroutine blocks on it
-	over   chan struct{} // closed when raft has ended: unresolved outcomes stay unknown
+	over   chan struct{} // closed when raft has ended, or gives up: unresolved outcomes stay unknown
+	ended  chan struct{} // closed when raft has ended, after endErr is set
+	endErr error
 
 	more     chan struct{}  // of 1, to the dispatcher, which empties queue before it waits: look at queue and stopping
 	inflight chan *Future   // read by the completer; closed by the dispatcher
 	drained  chan struct{}  // closed by the completer at its end
 	reads    sync.WaitGroup // read rounds, transfers, changes of the members
-	watcher  sync.WaitGroup // goroutines that end with raft: leadership, snapshots
+	watcher  sync.WaitGroup // goroutines that end when over is closed: leadership, snapshots
 
 	// mu is held for short updates only: each proposal takes it twice.
 	mu struct {
@@ -69,6 +72,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		g:        g,
 		notify:   make(chan bool, 16),
 		over:     make(chan struct{}),
+		ended:    make(chan struct{}),
 		more:     make(chan struct{}, 1),
 		inflight: make(chan *Future, maxInflightEntries),
 		drained:  make(chan struct{}),
@@ -140,7 +144,7 @@ func (n *instance) watchLeadership() {
 	}
 }
 
-// drainNotify reads notify until raft has ended, so that raft does not block on it.
+// drainNotify reads notify until over is closed, so that raft does not block on it.
 func (n *instance) drainNotify() {
 	for {
 		select {
@@ -157,40 +161,86 @@ const shutdownLimit = 5 * time.Second
 // shutdown ends raft. If graceful, it waits for running proposals and reads as long as a leader without followers takes
 // to step down, so that nearly all get a result.
 func (n *instance) shutdown(graceful bool) error {
+	drained := n.refuse()
+	if graceful {
+		waitFor(drained, 2*n.heartbeatTimeout()+time.Second)
+	}
+	n.stopRaft()
+	err := n.awaitEnd()
+	if err == nil {
+		waitFor(drained, 100*time.Millisecond) // deliver the last results of raft
+	}
+	close(n.over)
+	n.watcher.Wait()
+	return err
+}
+
+// giveUp tells raft to end, whose write to the log hangs. It does not wait: the followers elect another leader, and the
+// callers get unknown outcomes. The error is errHangs.
+func (n *instance) giveUp() error {
+	n.refuse()
+	n.nominate()
+	n.stopRaft()
+	close(n.over)
+	return errHangs
+}
+
+// errHangs is the error of a raft that does not end.
+var errHangs = rowraft.Errorf(rowraft.CodeInternal, "raft did not end within %v: its disk hangs", shutdownLimit)
+
+// awaitEnd waits for the end of raft after stopRaft, and returns its error, or errHangs after shutdownLimit.
+func (n *instance) awaitEnd() error {
+	waitFor(n.ended, shutdownLimit)
+	select {
+	case <-n.ended:
+		return n.endErr
+	default:
+		return errHangs
+	}
+}
+
+// awaitDisk is awaitEnd for as long as a write to the log may take. over must be closed.
+func (n *instance) awaitDisk() error {
+	begun := time.Now()
+	t := time.NewTimer(timers.FatalStalls * n.g.store.timers.StallLimit())
+	defer t.Stop()
+	select {
+	case <-n.ended:
+		n.g.log.Info("raft has ended, which the disk kept waiting", "took", time.Since(begun).Round(time.Millisecond))
+		n.watcher.Wait()
+	case <-t.C:
+	case <-n.g.dead:
+	case <-n.g.stop:
+	}
+	return n.awaitEnd()
+}
+
+// refuse refuses the proposals that raft does not have, and later ones. The channel is closed when no call runs.
+func (n *instance) refuse() (drained <-chan struct{}) {
 	n.mu.Lock()
 	n.mu.stopping = true
 	n.mu.Unlock()
 	n.refuseQueued()
 	n.tellDispatcher()
-
-	drained := make(chan struct{})
+	none := make(chan struct{})
 	go func() {
 		<-n.drained
 		n.reads.Wait()
-		close(drained)
+		close(none)
 	}()
-	if graceful {
-		waitFor(drained, 2*n.heartbeatTimeout()+time.Second)
-	}
+	return none
+}
+
+// stopRaft tells raft to end, and its peers that it does. ended is closed when it has.
+func (n *instance) stopRaft() {
 	n.g.snaps.SetStopping(true)
 	n.g.fsm.stopping.Store(true)
 	done := n.raft.Shutdown()
 	n.trans.Interrupt()
-	ended := make(chan error, 1)
-	go func() { ended <- done.Error() }()
-	t := time.NewTimer(shutdownLimit)
-	defer t.Stop()
-	var err error
-	select {
-	case err = <-ended:
-		waitFor(drained, 100*time.Millisecond) // deliver the last results of raft
-	case <-t.C:
-		err = rowraft.Errorf(rowraft.CodeInternal, "raft of group %s did not end within %v: its disk hangs", n.g.cfg.ID,
-			shutdownLimit)
-	}
-	close(n.over)
-	n.watcher.Wait()
-	return err
+	go func() {
+		n.endErr = done.Error()
+		close(n.ended)
+	}()
 }
 
 // waitRaft returns the error of a raft future, or raft.ErrRaftShutdown after n.over is closed. When raft stops, it

@@ -1,8 +1,11 @@
 package raftstore
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -107,14 +110,17 @@ func TestLogStoresAreMonotonic(t *testing.T) {
 	}
 }
 
-// #503: a leader whose disk hangs stops, and the other nodes continue.
-func TestWatchdogStopsLeaderWithHungDisk(t *testing.T) {
+// hangingCluster is a cluster of three, led by node-0 with the given limit for its disk. hang makes the writes to the
+// log of a node hang until the returned function is called. starts counts how often raft was started on node-0.
+func hangingCluster(t *testing.T, limit time.Duration) (c *testCluster, hang func(*testNode) (release func()),
+	starts *atomic.Int32) {
 	var logs sync.Map
+	starts = new(atomic.Int32)
 	disks := map[rowraft.NodeID]vfs.FS{} // without the hang
-	c := patientCluster(t, 3, faultyLogs(&logs, func(o *Options) {
+	c = patientCluster(t, 3, faultyLogs(&logs, func(o *Options) {
 		if disks[o.Node] == nil {
 			if o.Node == "node-0" { // the leader until it stops
-				o.DiskStallLimit = time.Second
+				o.DiskStallLimit = limit
 			}
 			disks[o.Node] = vfs.NewMem()
 			if err := vfs.MkdirAll(disks[o.Node], o.Dir); err != nil {
@@ -122,13 +128,56 @@ func TestWatchdogStopsLeaderWithHungDisk(t *testing.T) {
 			}
 		}
 		o.FS = disks[o.Node]
+		if o.Node == "node-0" {
+			o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
+				starts.Add(1)
+				return tr
+			}
+		}
 	}))
 	c.propose("before")
+	return c, func(n *testNode) func() {
+		released := make(chan struct{})
+		faultyOf(&logs, n).change(func(f *faultyLog) {
+			f.store = func() error { <-released; return nil }
+		})
+		return sync.OnceFunc(func() { close(released) })
+	}, starts
+}
+
+// #503: a leader whose disk hangs names a successor and gives its lead up. When its write has returned, it follows.
+func TestLeaderWithHungDiskGivesItsLeadUp(t *testing.T) {
+	c, hang, starts := hangingCluster(t, time.Second)
 	l := c.leader()
-	release := make(chan struct{})
-	faultyOf(&logs, l).change(func(f *faultyLog) {
-		f.store = func() error { <-release; return nil }
-	})
+	release := hang(l)
+	defer release()
+	f := l.group.Propose([]byte("hangs"))
+	if _, _, err := f.Wait(testutil.Context(t)); rowraft.CodeOf(err) != rowraft.CodeLeadershipLost {
+		t.Errorf("the hung proposal ended with %v, want an unknown outcome", err)
+	}
+	if _, _, isMe := l.group.Leader(); isMe {
+		t.Error("it still leads")
+	}
+	if _, _, err := l.group.Propose([]byte("x")).Wait(testutil.Context(t)); rowraft.CodeOf(err) != rowraft.CodeStarting {
+		t.Errorf("proposal during the stall: %v, want a refusal", err)
+	}
+	c.propose("after") // to the successor: no other campaigns before the patient timers say so
+	release()
+	c.converged(c.propose("again"))
+	if err := l.group.Err(); err != nil {
+		t.Error(err)
+	}
+	if starts.Load() == 1 || l.group.Status().Restarts == 0 {
+		t.Error("raft was not started again")
+	}
+}
+
+// A disk that hangs for ten times the limit ends the group forever.
+func TestWatchdogStopsGroupWithHungDisk(t *testing.T) {
+	c, hang, starts := hangingCluster(t, 100*time.Millisecond)
+	l, before := c.leader(), starts.Load()
+	release := hang(l)
+	defer release()
 	f := l.group.Propose([]byte("hangs"))
 	if err := waitFatal(t, l); !strings.Contains(err.Error(), "disk stall") || !strings.Contains(err.Error(), l.dir) {
 		t.Errorf("Fatal(%v), want a disk stall in %s", err, l.dir)
@@ -139,15 +188,46 @@ func TestWatchdogStopsLeaderWithHungDisk(t *testing.T) {
 	if _, _, err := l.group.Propose([]byte("x")).Wait(testutil.Context(t)); rowraft.CodeOf(err).MaybeApplied() {
 		t.Errorf("proposal after the stall: %v, want a refusal", err)
 	}
-	close(release)
 	if _, _, err := f.Wait(testutil.Context(t)); !rowraft.CodeOf(err).MaybeApplied() {
 		t.Errorf("the hung proposal ended with %v, want an unknown outcome", err)
 	}
-	c.elect(c.nodes[1])
+	release()
 	last := c.propose("after")
 	c.stop(l)
+	if starts.Load() != before {
+		t.Error("raft was started again in a group that has failed")
+	}
 	c.start(l)
 	c.converged(max(last, c.propose("again")))
+}
+
+// A group closes while a write to its log hangs, whether or not it returns.
+func TestAGroupClosesWhileItsDiskHangs(t *testing.T) {
+	for _, returns := range []bool{false, true} {
+		t.Run(fmt.Sprintf("returns=%v", returns), func(t *testing.T) {
+			t.Parallel()
+			c, hang, starts := hangingCluster(t, 2*time.Second)
+			l, before := c.leader(), starts.Load()
+			release := hang(l)
+			defer release()
+			_, _, _ = l.group.Propose([]byte("hangs")).Wait(testutil.Context(t))
+			if returns {
+				go func() {
+					<-l.group.stop
+					release()
+				}()
+			}
+			if err := l.group.Close(); returns && err != nil || !returns && !errors.Is(err, errHangs) {
+				t.Errorf("closed with %v", err)
+			}
+			if err := l.group.Err(); err != nil {
+				t.Errorf("the group failed while it closed: %v", err)
+			}
+			if starts.Load() != before {
+				t.Error("raft was started again in a group that closes")
+			}
+		})
+	}
 }
 
 // A log store error ends the group: no retry, no vote, no acknowledgement.

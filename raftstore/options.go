@@ -99,9 +99,9 @@ type Options struct {
 	// group; negative: off
 	DiskReserveBytes int64
 
-	// DiskStallLimit is how long a leader's disk may hang before Fatal; a follower gets ten times as long. Default: the
-	// larger of 500 ms and two heartbeats. Heartbeats follow a slow disk, but this limit only up to 5 s. Set 2 s where
-	// tests share a noisy disk.
+	// DiskStallLimit is how long a write to the log may hang before a leader gives its lead up; after ten times as long
+	// Fatal is called. Default: the larger of 500 ms and two heartbeats. Heartbeats follow a slow disk, but this limit
+	// only up to 5 s.
 	DiskStallLimit time.Duration
 	// WedgeTimeout is how long replication to a live follower may make no progress while the log grows. Then the group
 	// is restarted in place: 5 s.

@@ -129,12 +129,10 @@ func (g *Group) running() (*instance, error) {
 	if n := g.run.Load(); n != nil {
 		return n, nil
 	}
-	select {
-	case <-g.stop:
+	if g.isClosing() {
 		return nil, rowraft.Errorf(rowraft.CodeClosing, "group %s is closing", g.cfg.ID)
-	default:
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "group %s is restarting", g.cfg.ID)
 	}
+	return nil, rowraft.Errorf(rowraft.CodeStarting, "group %s is restarting", g.cfg.ID)
 }
 
 func (g *Group) notLeader(n *instance) error {

@@ -27,6 +27,10 @@ func (g *Group) supervise() {
 			g.stopFailed()
 		case reason := <-g.wantRestart:
 			g.restart(slog.LevelError, reason)
+		case reason := <-g.stalled:
+			if g.glog.NeedsRestart() { // else raft was started again meanwhile
+				g.restartAfter((*instance).giveUp, slog.LevelWarn, reason)
+			}
 		case <-t.C:
 			n := g.run.Load()
 			if n == nil || g.failure.Load() != nil {

@@ -110,6 +110,32 @@ func (n *instance) catchUp(ctx context.Context, target MemberStatus) error {
 	}
 }
 
+// nominateLimit bounds the wait of nominate: the successor's disk may hang, too.
+const nominateLimit = 100 * time.Millisecond
+
+// nominate tells the voter with the longest log to campaign, as raft does in a transfer. It needs no goroutine of raft,
+// which may hang. Without it the followers campaign after their timeouts.
+func (n *instance) nominate() {
+	to, err := n.successor("", nil)
+	if err != nil {
+		return
+	}
+	node := raft.ServerAddress(n.g.store.opts.Node)
+	req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax,
+		ID: []byte(n.g.cfg.Replica), Addr: n.trans.EncodePeer(raft.ServerID(n.g.cfg.Replica), node)}}
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		err := n.trans.TimeoutNow(raft.ServerID(to.Replica), raft.ServerAddress(to.Node), req, &raft.TimeoutNowResponse{})
+		if err != nil {
+			n.g.log.Warn("no replica was told to campaign", "to", string(to.Node), "err", err)
+			return
+		}
+		n.g.log.Info("told a replica to campaign", "to", string(to.Node))
+	}()
+	waitFor(answered, nominateLimit)
+}
+
 // giveUpPause is the pause of GiveUpLead after it has tried every voter.
 const giveUpPause = 20 * time.Millisecond
 

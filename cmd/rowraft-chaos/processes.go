@@ -59,8 +59,8 @@ func (p *processes) Start(ctx context.Context, cfg *chaos.Config, rec *history.R
 		Binary: p.binary, Dir: dir, Servers: cfg.Servers, Shards: cfg.Shards, Slots: cfg.Slots, Backend: cfg.Backend,
 		Profile: cfg.Profile,
 		Args: []string{
-			// A server whose disk hangs because of a fault must end. A server whose disk is only busy should not.
-			"--disk-reserve-bytes", "1", "--disk-stall-limit", "10s",
+			// A leader whose disk hangs because of a fault must give up. One whose disk is only busy should not.
+			"--disk-reserve-bytes", "1", "--disk-stall-limit", "2s",
 			// Frequent snapshots, and replicas that need them.
 			"--proof-every", "500ms", "--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes",
 			fmt.Sprint(trailingLog),

@@ -60,8 +60,8 @@ func TestServerUnderDiskFaults(t *testing.T) {
 			"input/output error"},
 		{"a failed sync", long, `[{"name": "f1", "ops": ["sync"], "path": "*.seg", "err": "EIO"}]`, "input/output error"},
 		{"a full disk", long, `[{"name": "f1", "path": "log/*", "err": "ENOSPC"}]`, "the disk is full"},
-		{"a write that hangs", "4s", `[{"name": "f1", "ops": ["write", "sync"], "path": "log/*.seg", "hang": true}]`,
-			"disk stall"},
+		{"a write that hangs", "500ms", `[{"name": "f1", "ops": ["write", "sync"], "path": "log/*.seg", "hang": true}]`,
+			"the limit is 5s"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -31,13 +31,14 @@ const (
 )
 
 const (
-	logFiles = "log/[0-9]*"     // the segments of either backend
-	endLimit = 25 * time.Second // for a server to end that cannot write its log
-	exitCode = 1
+	logFiles  = "log/[0-9]*"     // the segments of either backend
+	endLimit  = 25 * time.Second // for a server to end that cannot write its log
+	hangLimit = 10 * time.Second // for a leader to be replaced whose disk hangs; its server would end later
+	exitCode  = 1
 )
 
-// disk makes the log of a leader or a follower fail. A server that cannot write its
-// log must end, without having acknowledged what it could not write.
+// disk makes the log of a leader or a follower fail. A server that cannot write its log must end, without having
+// acknowledged what it could not write. A leader whose writes hang must lose its lead, and its server must not end.
 func disk(t trouble, leads bool) func(context.Context, *act) error {
 	return func(ctx context.Context, a *act) error {
 		d, ok := a.Cluster.(disks)
@@ -59,7 +60,7 @@ func disk(t trouble, leads bool) func(context.Context, *act) error {
 		}
 		defer a.release(name)
 		a.target = name
-		ends := t != slow && (t != hangs || leads)
+		ends := t == fails || t == full
 		if ends {
 			d.MayEnd(name)
 		}
@@ -67,9 +68,13 @@ func disk(t trouble, leads bool) func(context.Context, *act) error {
 		if err := d.SetDisk(name, a.diskFault(t)); err != nil {
 			return err
 		}
-		if ends {
+		replaced := true
+		switch {
+		case ends:
 			a.awaitEnd(ctx, name)
-		} else {
+		case t == hangs && leads:
+			replaced = a.sawNewLeader(ctx, shard, l, hangLimit)
+		default:
 			a.hold(ctx, shortest, longest)
 		}
 		hit := d.DiskFaults(name) - before
@@ -79,6 +84,9 @@ func disk(t trouble, leads bool) func(context.Context, *act) error {
 		switch {
 		case hit == 0 && a.Cluster.Running(name):
 			return nil // it had nothing to write
+		case !replaced && ctx.Err() == nil:
+			return a.unlessDisturbed(fmt.Errorf("VIOLATION: server %s still leads shard %d %v after its log began to hang", name,
+				shard, hangLimit))
 		case !ends:
 			a.saw("%d operations hit", hit)
 			return nil

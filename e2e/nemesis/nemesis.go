@@ -458,14 +458,17 @@ func (a *act) hold(ctx context.Context, least, most time.Duration) {
 	sleep(ctx, least+time.Duration(a.rng.Int64N(int64(most-least))))
 }
 
-// sawNewLeader waits a while for another leader of shard.
-func (a *act) sawNewLeader(ctx context.Context, shard rowraft.ShardID, old cluster.Leader, patience time.Duration) {
+// sawNewLeader waits a while for another leader of shard, and reports whether there is one.
+func (a *act) sawNewLeader(ctx context.Context, shard rowraft.ShardID, old cluster.Leader,
+	patience time.Duration) bool {
 	since := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if l, err := a.Watch.AwaitChange(ctx, shard, old.Term); err == nil {
+	l, err := a.Watch.AwaitChange(ctx, shard, old.Term)
+	if err == nil {
 		a.saw("shard %d: %s leads term %d after %.2f s", shard, l.Server, l.Term, time.Since(since).Seconds())
 	}
+	return err == nil
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

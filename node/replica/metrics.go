@@ -59,7 +59,8 @@ var replicaMetrics = []struct {
 	{desc("raft_snapshot_installs_total",
 		"Snapshots of the leader that this replica took, because the leader's log began behind it."), prometheus.CounterValue,
 		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.Installs) }},
-	{desc("raft_restarts_total", "Restarts of the shard's raft in place, by its supervisor."), prometheus.CounterValue,
+	{desc("raft_restarts_total", "Restarts of the shard's raft in place, by its supervisor; among them each lead given "+
+		"up because the disk hung."), prometheus.CounterValue,
 		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.Restarts) }},
 	{desc("raft_log_written_timestamp_seconds",
 		"When the shard's log on this disk was last written, in Unix time; 0 if not since the start."), prometheus.GaugeValue,

@@ -38,9 +38,10 @@ type Log struct {
 	// started is false while NewRaft reads on the caller's goroutine, which must not end.
 	started atomic.Bool
 	closed  atomic.Bool
-	// failed is set before fatal or restart is called. From then on no write reaches the log, so nothing is acknowledged
-	// and no vote is stored.
+	// failed is set before Fatal, Restart or Stalled is called. From then on, until Prepare, no write begins, nothing is
+	// acknowledged and no vote is stored.
 	failed atomic.Bool
+	fenced atomic.Bool // the same, for ever
 
 	stores  atomic.Int64 // StoreLogs calls
 	written atomic.Int64 // end of the last one, Unix ns; 0: none since the start
@@ -59,6 +60,9 @@ type Options struct {
 	IsLeader func() bool
 	Fatal    func(error)         // stops the group; does not wait
 	Restart  func(reason string) // requests a new raft instance; does not wait
+	// Stalled requests that this replica gives its lead up, and a new raft instance when the write that hangs has
+	// ended. It does not wait.
+	Stalled func(reason string)
 	// Stored is called with entries after they are on the disk.
 	Stored func([]*raft.Log)
 	// Compactable returns the last entry of min to max that may be deleted now.
@@ -111,7 +115,10 @@ func (g *Log) WrittenAt() time.Time {
 func (g *Log) IsStarted() bool { return g.started.Load() }
 
 // Fence makes all further writes end the goroutine that calls them. No vote is stored any more.
-func (g *Log) Fence() { g.failed.Store(true) }
+func (g *Log) Fence() { g.fenced.Store(true) }
+
+// NeedsRestart reports whether no write begins until raft is started again.
+func (g *Log) NeedsRestart() bool { return g.failed.Load() }
 
 // Boundary returns the position of the newest snapshot that the machine holds, or nil.
 func (g *Log) Boundary() *entry.Position { return g.boundary.Load() }
@@ -224,7 +231,7 @@ func (g *Log) StoreLogs(logs []*raft.Log) error {
 // DeleteRange returns an error instead of ending the goroutine, because raft's snapshot goroutine calls it too and must
 // answer a future.
 func (g *Log) DeleteRange(min, max uint64) error {
-	if g.failed.Load() {
+	if g.failed.Load() || g.fenced.Load() {
 		return errFailed
 	}
 	if g.started.Load() {
@@ -348,48 +355,62 @@ func (g *Log) fail(what string, err error) error {
 }
 
 func (g *Log) stopIfFailed() {
-	if g.failed.Load() && g.started.Load() {
+	if (g.failed.Load() || g.fenced.Load()) && g.started.Load() {
 		runtime.Goexit()
 	}
 }
 
-// stallChecks is the number of checks of a hanging write until the limit.
-const stallChecks = 10
+// The number of checks of a write that hangs, until a leader gives its lead up, and until the replica stops forever.
+const (
+	stallChecks = 10
+	fatalChecks = timers.FatalStalls * stallChecks
+)
 
-// watch calls fatal if the returned function is not called in time. A leader whose disk hangs would keep its followers
-// from an election and lead forever (#503). A follower gets ten times the limit, because it blocks nothing. watch
-// counts its own checks instead of the clock: while the whole process is suspended, no check runs, and the disk is not
-// blamed.
+// watch acts if the returned function is not called in time. A leader whose disk hangs would keep its followers from an
+// election and lead forever (#503), so after the limit it gives its lead up. A follower blocks nothing. After ten times
+// the limit the replica stops forever. watch counts its own checks instead of the clock: while the whole process is
+// suspended, no check runs, and the disk is not blamed.
 func (g *Log) watch(what string) (stop func()) {
 	begin := time.Now()
 	begun := g.o.Timers.Delays.Begin(begin)
 	var expired atomic.Int32
-	var ended atomic.Bool
+	var state atomic.Int32 // running, gaveUp or ended
+	const running, gaveUp, ended = 0, 1, 2
 	var t *time.Timer
 	armed := make(chan struct{})
 	limit := g.o.Timers.StallLimit()
 	t = time.AfterFunc(limit/stallChecks, func() {
 		<-armed
-		if ended.Load() || g.closed.Load() {
+		if state.Load() == ended || g.closed.Load() {
 			return
 		}
-		if n := expired.Add(1); n < stallChecks || n < 10*stallChecks && !g.o.IsLeader() {
-			t.Reset(limit / stallChecks)
+		n := expired.Add(1)
+		stall := func(limit time.Duration) string {
+			return fmt.Sprintf("disk stall: to %s the log in %s has taken %v, the limit is %v", what, g.o.Dir,
+				time.Since(begin).Round(time.Millisecond), limit)
+		}
+		if n >= fatalChecks {
+			g.failed.Store(true)
+			g.o.Fatal(rowraft.Errorf(rowraft.CodeInternal, "%s", stall(timers.FatalStalls*limit)))
 			return
 		}
-		g.failed.Store(true)
-		g.o.Fatal(rowraft.Errorf(rowraft.CodeInternal, "disk stall: to %s the log in %s has taken %v, the limit is %v",
-			what, g.o.Dir, time.Since(begin).Round(time.Millisecond), limit))
+		if n >= stallChecks && g.o.IsLeader() && state.CompareAndSwap(running, gaveUp) {
+			g.failed.Store(true)
+			g.o.Stalled(stall(limit))
+		}
+		t.Reset(limit / stallChecks)
 	})
 	close(armed)
 	if d, ok := g.o.FS.(vfs.LogWaiter); ok {
 		d.WaitLog(g.o.Dir)
 	}
 	return func() {
-		ended.Store(true) // a check may be running
+		count := g.o.Timers.Delays.End
+		if state.Swap(ended) == gaveUp { // longer timers would only make the next leader wait
+			count = g.o.Timers.Delays.Took
+		}
 		t.Stop()
-		d := g.o.Timers.Delays.End(begun, time.Now())
-		if d > slowStore {
+		if d := count(begun, time.Now()); d > slowStore {
 			g.o.Logger.Warn("slow disk: heartbeats wait behind log writes", "op", what+" the log", "took", d, "dir", g.o.Dir)
 		}
 	}

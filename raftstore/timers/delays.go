@@ -90,14 +90,14 @@ func (s *Delays) stillLocked(now time.Time) time.Duration {
 
 // End counts a log write that began at m, and returns how long the disk took for it.
 func (s *Delays) End(m Moment, now time.Time) time.Duration {
-	d := s.took(m, now)
+	d := s.Took(m, now)
 	s.wrote(d)
 	return d
 }
 
-// took returns the time since m without the time for which the process was suspended or without CPU: that is not the
+// Took returns the time since m without the time for which the process was suspended or without CPU: that is not the
 // disk's fault.
-func (s *Delays) took(m Moment, now time.Time) time.Duration {
+func (s *Delays) Took(m Moment, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return max(0, now.Sub(m.at)-(s.stillLocked(now)-m.still))

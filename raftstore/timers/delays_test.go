@@ -104,7 +104,7 @@ func TestASuspendedProcessIsNoSlowDisk(t *testing.T) {
 			if beatFirst {
 				_, suspended = c.beat(c.now)
 			}
-			c.wrote(c.took(begun, c.now))
+			c.wrote(c.Took(begun, c.now))
 			if !beatFirst {
 				_, suspended = c.beat(c.now)
 			}
@@ -126,7 +126,7 @@ func TestStarvationIsTakenOffTheDisk(t *testing.T) {
 	c.now = c.now.Add(beatEvery + 80*time.Millisecond)
 	c.beat(c.now)
 	c.now = c.now.Add(20 * time.Millisecond)
-	if got, want := c.took(begun, c.now), 70*time.Millisecond; got != want {
+	if got, want := c.Took(begun, c.now), 70*time.Millisecond; got != want {
 		t.Errorf("a write of 150ms during which a timer was 80ms late took %v, want %v", got, want)
 	}
 }

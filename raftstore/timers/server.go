@@ -17,7 +17,7 @@ type ServerOptions struct {
 	FS      vfs.FS // the disk of Dir
 	Dir     string // for the file of a probe
 	Profile Profile
-	// StallLimit is how long a log write may take on a leader; 0: it follows the heartbeat.
+	// StallLimit is how long a log write may take before a leader gives its lead up; 0: it follows the heartbeat.
 	StallLimit time.Duration
 	Logger     *slog.Logger
 	// Fixed keeps the timers at those of Profile. For tests, which share a busy machine.
@@ -160,3 +160,6 @@ func (s *Server) StallLimit() time.Duration {
 	limit := min(2*s.Heartbeat(), mostStall)
 	return max(leastStall, 2*s.Profile().Heartbeat, limit)
 }
+
+// FatalStalls is how many times the StallLimit a log write may take on any replica.
+const FatalStalls = 10

@@ -174,7 +174,8 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.profile, "profile", "auto", "Raft timers: fast (up to 24 replicas a server), default (100), dense, "+
 		"or auto: by how many replicas the fullest server has")
 	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0,
-		"a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
+		"a leader whose disk hangs for so long gives its lead up; a server whose disk hangs ten times as long ends; "+
+			"default: 500ms or two heartbeats")
 	fl.StringVar(&f.readyFile, "ready-file", "", "write one line of JSON with the addresses there once the server serves")
 	fl.StringVar(&f.cpuProfile, "cpu-profile", "", "write a CPU profile of the whole run to this file (go tool pprof)")
 	fl.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
