@@ -44,6 +44,8 @@ type instance struct {
 	ended  chan struct{} // closed when raft has ended, after endErr is set
 	endErr error
 
+	succession succession
+
 	more     chan struct{}  // of 1, to the dispatcher, which empties queue before it waits: look at queue and stopping
 	inflight chan *Future   // read by the completer; closed by the dispatcher
 	drained  chan struct{}  // closed by the completer at its end
@@ -78,6 +80,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		drained:  make(chan struct{}),
 	}
 	o := &g.store.opts
+	n.succession.n = n
 	n.heartbeat.Store(int64(heartbeat))
 	n.layer = g.store.port.Layer(g.cfg.ID, &g.rollback)
 	to := transport.Options{MaxRPCBytes: o.MaxRPCBytes, MaxEntryBytes: int64(o.MaxEntryBytes), Pace: g.store.pace,
@@ -94,7 +97,8 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		Turns:       &g.turns,
 		Expand:      g.expand,
 		Timers:      &g.timers.Group, Timeout: max(transport.RPCTimeout, heartbeat),
-		Leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
+		Leads:       func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
+		ServerEnded: n.succession.serverEnded, LeaderEnded: n.succession.leaderEnded,
 		Quiet: func() time.Duration {
 			if h := n.heartbeatTimeout(); h <= n.started {
 				return h / 4

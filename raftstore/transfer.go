@@ -114,7 +114,7 @@ func (n *instance) catchUp(ctx context.Context, target MemberStatus) error {
 const nominateLimit = 100 * time.Millisecond
 
 // nominate tells the voter with the longest log to campaign, as raft does in a transfer. It needs no goroutine of raft,
-// which may hang. Without it the followers campaign after their timeouts.
+// which may hang. Without it the followers would wait for their timeouts.
 func (n *instance) nominate() {
 	to, err := n.successor("", nil)
 	if err != nil {

@@ -27,7 +27,7 @@ const (
 	maxHandshakes        = 256
 	maxHandshakesPerHost = 64
 	// maxConnsPerPeer bounds the connections of one node to one group. Raft keeps at most three, and a few more are
-	// open while snapshots and votes overlap.
+	// open while snapshots, votes and the dials of Ended overlap.
 	maxConnsPerPeer = 16
 )
 
@@ -73,6 +73,7 @@ type Port struct {
 
 // remote is a process of another server.
 type remote struct {
+	node    rowraft.NodeID
 	process marks.Process
 	at      atomic.Int64 // when the process last sent bytes, in ns since Port.begun
 }
@@ -236,7 +237,7 @@ func (p *Port) recordProcess(node rowraft.NodeID, now marks.Process) (*remote, e
 		h = nil
 	}
 	if h == nil {
-		h = &remote{process: now}
+		h = &remote{node: node, process: now}
 		p.remotes[node] = h
 		p.marks.RecordProcess(node, now)
 	}

@@ -1,10 +1,15 @@
 package peer
 
 import (
+	"errors"
+	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
 )
 
 // ServerGroup is the group of the connections that all groups of two servers share. No group has this name.
@@ -50,5 +55,26 @@ func (l *Layer) hasMet(c net.Conn, how direction) bool {
 	return !l.closed && l.met[meeting{t.peer, how}]
 }
 
+// Ended dials the server at the other end of c, a connection of ServerGroup that has ended, and reports whether the
+// process there has ended too: its port is closed, it runs no groups any more, or another process answers. l is the
+// layer of ServerGroup.
+func (l *Layer) Ended(c net.Conn, limit time.Duration) bool {
+	again, err := l.DialShared(raft.ServerAddress(NodeOf(c)), limit)
+	if err != nil { // any other error says little, and a process that is only slow has not ended
+		closed := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF)
+		return (closed || rowraft.CodeOf(err) == rowraft.CodeStarting) && l.ctx.Err() == nil
+	}
+	defer again.Close()
+	return again.(*conn).peer != c.(*conn).peer
+}
+
 // Group returns the name of the group.
 func (l *Layer) Group() string { return l.group }
+
+// NodeOf returns the server at the other end of c, a connection of a layer; "" if it is not known.
+func NodeOf(c net.Conn) rowraft.NodeID {
+	if t, ok := c.(*conn); ok && t.peer != nil {
+		return t.peer.node
+	}
+	return ""
+}

@@ -24,6 +24,9 @@ type Replica struct {
 	Turns       *turns.Group
 	Timeout     time.Duration // of an RPC
 	Leads       func(term uint64) bool
+	ServerEnded func(rowraft.NodeID) // the process of another server has ended
+	// LeaderEnded answers AskEnded.
+	LeaderEnded func(term uint64) (ended bool, last uint64)
 	// Quiet returns the longest wait of a heartbeat that tells its follower nothing; that of another AppendEntries is
 	// appendFactor times as long. nil: neither waits.
 	Quiet func() time.Duration
@@ -93,6 +96,11 @@ func (t *Transport) screen(rpc raft.RPC) bool {
 		}
 	}
 	switch cmd := rpc.Command.(type) {
+	case *endedRequest:
+		ended, last := t.replica.LeaderEnded(cmd.Term)
+		rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax},
+			Term: cmd.Term, LastLog: last, Success: ended}, nil)
+		return true
 	case *raft.AppendEntriesRequest:
 		t.replica.cut(cmd)
 		if len(cmd.Entries) > 0 && t.replica.BacklogFull() {
@@ -115,6 +123,22 @@ func (t *Transport) deliver(rpc raft.RPC) bool {
 		return true
 	case <-t.stop:
 		return false
+	}
+}
+
+// Campaign makes a follower a candidate at once, although others know a leader. It has no effect if raft is busy for
+// longer than limit.
+func (t *Transport) Campaign(limit time.Duration) {
+	rpc := raft.RPC{
+		Command:  &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}},
+		RespChan: make(chan raft.RPCResponse, 1),
+	}
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case t.consume <- rpc:
+	case <-late.C:
+	case <-t.stop:
 	}
 }
 
@@ -153,6 +177,8 @@ func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, report []byte, flags tu
 	case *raft.InstallSnapshotRequest:
 		h = &cmd.RPCHeader
 	case *raft.TimeoutNowRequest:
+		h = &cmd.RPCHeader
+	case *endedRequest:
 		h = &cmd.RPCHeader
 	default:
 		return nil, "", nil, 0, nil

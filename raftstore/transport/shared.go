@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"runtime"
 	"slices"
@@ -23,10 +24,11 @@ import (
 // are ready at the same time cost one write and one read, and a vote rarely dials. Snapshots and large entries have
 // connections of their group. Safe for concurrent use.
 //
-// Shared changes the path of a message and nothing else: each group's own main loop still answers (#695), and a group
-// that does not answer delays no other one. A message for a group goes over a shared connection only while this replica
-// and the process at the other end have compared what they remember of each other (peer.Layer.MaySend), and only such a
-// message is answered. All others use a connection of the group.
+// Shared changes the path of a message: each group's own main loop still answers (#695), and a group that does not
+// answer delays no other one. A message for a group goes over a shared connection only while this replica and the
+// process at the other end have compared what they remember of each other (peer.Layer.MaySend), and only such a message
+// is answered. All others use a connection of the group. Shared also tells the groups when the process at the other end
+// of a connection has ended.
 type Shared struct {
 	layer *peer.Layer // of peer.ServerGroup
 	log   *slog.Logger
@@ -42,6 +44,7 @@ type Shared struct {
 type sharedPeer struct {
 	departures departures
 	conns      [connClasses]classConn // guarded by Shared.mu
+	looking    bool                   // whether its process has ended; guarded by Shared.mu
 }
 
 // connClass says which messages a connection is for.
@@ -171,6 +174,35 @@ func (h *Shared) dial(target raft.ServerAddress, s *classConn) {
 	c.Close()
 	b.out.end()
 	b.fail(b.out.failure(err))
+	if b.heard.Load() > 0 {
+		h.ended(c)
+	}
+}
+
+// ended tells the groups if the process at the other end of c, a connection that has ended, has ended too.
+func (h *Shared) ended(c net.Conn) {
+	node := peer.NodeOf(c)
+	if node == "" {
+		return
+	}
+	h.mu.Lock()
+	p := h.peerLocked(raft.ServerAddress(node))
+	first := !p.looking // several connections to a process end together
+	p.looking = true
+	h.mu.Unlock()
+	if !first {
+		return
+	}
+	ended := h.layer.Ended(c, RPCTimeout)
+	h.mu.Lock()
+	p.looking = false
+	groups := slices.Collect(maps.Values(h.groups))
+	h.mu.Unlock()
+	for _, t := range groups {
+		if ended && t.replica.ServerEnded != nil {
+			t.replica.ServerEnded(node)
+		}
+	}
 }
 
 // send sends a message of group to the server target and waits for the answer. sent is false if the message must use
@@ -301,15 +333,22 @@ func (h *Shared) accept() {
 // serve passes the requests on one connection to their groups until it ends. Those that arrived together are answered
 // together, except by groups that are busy: each of these answers from a goroutine of its own.
 func (h *Shared) serve(c net.Conn) {
-	defer c.Close()
 	out := newGatheredWriter(c)
 	h.wg.Go(out.run)
-	defer out.end()
+	used := false // Layer.Ended sends nothing
+	defer func() {
+		out.end()
+		c.Close()
+		if used {
+			h.ended(c)
+		}
+	}()
 	r := bufio.NewReaderSize(c, sharedReadBytes)
 	var passed []*sharedRequest
 	for {
 		m, err := readShared(r, maxSharedRequest)
 		if err == nil {
+			used = true
 			var one *sharedRequest
 			if one, err = h.receive(c, out, &m); one != nil {
 				passed = append(passed, one)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -140,6 +141,62 @@ func TestHeartbeatsShareAConnection(t *testing.T) {
 	}
 }
 
+// When a connection ends, the groups learn whether the process at the other end has ended, or not: then each end dials
+// once to see that.
+func TestAProcessThatEndsIsNoticed(t *testing.T) {
+	peers := newTestNet(t, "n1", "n2")
+	from, to := peers.sharing("n1", 1, "a")["a"], peers.sharing("n2", 2, "a")["a"]
+	var ended atomic.Int32
+	for tr, other := range map[*Transport]rowraft.NodeID{from: "n2", to: "n1"} {
+		tr.replica.ServerEnded = func(node rowraft.NodeID) {
+			if node != other {
+				t.Errorf("server %s has ended, want %s", node, other)
+			}
+			ended.Add(1)
+		}
+	}
+	answered(t, to, func(rpc raft.RPC) { rpc.Respond(&raft.AppendEntriesResponse{Term: 7, Success: true}, nil) })
+	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
+	beat := func() {
+		t.Helper()
+		sent(t, func() error {
+			if shared, err := sharedBeat(from, new(raft.AppendEntriesResponse), 10*time.Second); !shared || err != nil {
+				return fmt.Errorf("not shared yet (%v)", err)
+			}
+			return nil
+		})
+	}
+	for range 3 {
+		beat()
+		before := peers.dials.Load()
+		sharedConnTo(t, from, controlClass).Close()
+		sent(t, func() error {
+			if peers.dials.Load() < before+2 {
+				return errors.New("not both ends have dialled")
+			}
+			return nil
+		})
+	}
+	beat()
+	before := peers.dials.Load()
+	time.Sleep(300 * time.Millisecond) //tidy:allow sleep dials that answer dials would have no end
+	if more := peers.dials.Load() - before; more > 0 {
+		t.Errorf("%d dials in 300 ms without a reason", more)
+	}
+	if n := ended.Load(); n > 0 {
+		t.Fatalf("%d times a process had ended that runs", n)
+	}
+	to.Close()
+	to.shared.Close()
+	peers.ports["n2"].Close()
+	sent(t, func() error {
+		if ended.Load() == 0 {
+			return errors.New("not noticed yet")
+		}
+		return nil
+	})
+}
+
 // Votes, and the request to begin an election, reach raft as they were sent, over the connection of all groups and over
 // one of their group, and so do the answers.
 func TestVotesAndTheirAnswers(t *testing.T) {
@@ -174,6 +231,14 @@ func TestVotesAndTheirAnswers(t *testing.T) {
 		if shared {
 			sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
 		}
+		for _, term := range []uint64{6, 7} {
+			var ended bool
+			var last uint64
+			sent(t, func() (err error) { ended, last, err = from.AskEnded("r", "n2", term); return err })
+			if ended != (term == 7) || last != 42 {
+				t.Errorf("the leader of term %d has ended: %v, last entry %d", term, ended, last)
+			}
+		}
 		for k, cmd := range asked {
 			var got, expect any
 			switch cmd := cmd.(type) {
@@ -204,7 +269,7 @@ func TestVotesShareAConnection(t *testing.T) {
 	from, to := peers.sharing("n1", 1, "g")["g"], peers.sharing("n2", 2, "g")["g"]
 	answered(t, to, func(rpc raft.RPC) { rpc.Respond(nil, errors.New("the disk is full")) })
 	sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
-	for k := range kinds {
+	for k := range kinds - 1 { // raft does not see the last one
 		args := addressedBeat(from)
 		if k == timeoutNowKind {
 			args.Term = 0

@@ -61,10 +61,11 @@ type testNet struct {
 	t     *testing.T
 	ports map[rowraft.NodeID]*peer.Port
 	addrs map[rowraft.NodeID]string
+	dials atomic.Int32
 }
 
 func newTestNet(t *testing.T, nodes ...rowraft.NodeID) *testNet {
-	n := &testNet{t, map[rowraft.NodeID]*peer.Port{}, map[rowraft.NodeID]string{}}
+	n := &testNet{t: t, ports: map[rowraft.NodeID]*peer.Port{}, addrs: map[rowraft.NodeID]string{}}
 	quiet := slog.New(slog.DiscardHandler)
 	for _, id := range nodes {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -80,6 +81,7 @@ func newTestNet(t *testing.T, nodes ...rowraft.NodeID) *testNet {
 			Cluster: "c1", Node: id, Listener: ln, DialTimeout: time.Second, Logger: quiet,
 			Resolve: func(id rowraft.NodeID) (string, error) { return n.addrs[id], nil },
 			Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+				n.dials.Add(1)
 				return new(net.Dialer).DialContext(ctx, "tcp", addr)
 			},
 		}, m)
@@ -136,6 +138,7 @@ func emptyReplica(backlogFull bool) Replica {
 		Boundary:    func() *entry.Position { return nil },
 		Term:        func() uint64 { return 0 },
 		Leads:       func(uint64) bool { return false },
+		LeaderEnded: func(term uint64) (bool, uint64) { return term == 7, 42 },
 	}
 }
 
