@@ -18,12 +18,12 @@ import (
 
 // The longest times that a failover may take. docs/ops promises them for profile fast and a light load.
 const (
-	killP50Bar     = 800 * time.Millisecond
-	killP90Bar     = 1300 * time.Millisecond
+	killP50Bar     = 150 * time.Millisecond
+	killP90Bar     = 400 * time.Millisecond
 	transferP90Bar = 500 * time.Millisecond
 	plannedMaxBar  = 500 * time.Millisecond // moves and restarts
-	stallMaxBar    = 5 * time.Second
-	nodeMaxBar     = 3 * time.Second
+	stallMaxBar    = 2 * time.Second
+	nodeMaxBar     = time.Second
 	readShareBar   = 0.999
 )
 
@@ -253,7 +253,7 @@ func (r *Result) judge() {
 
 func (r *Result) Print(w io.Writer) error {
 	line := func(t *failoverTimes) string {
-		return fmt.Sprintf("p50 %.2f s, p90 %.2f s, p99 %.2f s, max %.2f s (n = %d)", t.P50, t.P90, t.P99, t.Max, t.N)
+		return fmt.Sprintf("p50 %.3f s, p90 %.3f s, p99 %.3f s, max %.3f s (n = %d)", t.P50, t.P90, t.P99, t.Max, t.N)
 	}
 	var pairs []string
 	for _, k := range []struct {

@@ -38,8 +38,8 @@ func TestTimesOfFailovers(t *testing.T) {
 func TestFailoverVerdict(t *testing.T) {
 	good := func() *Result {
 		return &Result{
-			Kills: timesOf(seconds(0.8, 0.8, 1.3)), Transfers: gapsOf(0.5), Moves: gapsOf(0.5), Restarts: gapsOf(0.5),
-			Stalls: timesOf(seconds(5)), Servers: timesOf(seconds(3)),
+			Kills: timesOf(seconds(0.15, 0.15, 0.4)), Transfers: gapsOf(0.5), Moves: gapsOf(0.5), Restarts: gapsOf(0.5),
+			Stalls: timesOf(seconds(2)), Servers: timesOf(seconds(1)),
 			Reads: &failoverReads{Share: 0.999},
 		}
 	}
@@ -53,14 +53,14 @@ func TestFailoverVerdict(t *testing.T) {
 			r.Transfers, r.Moves, r.Restarts, r.Stalls, r.Servers = nil, nil, nil, nil,
 				nil
 		}, ""},
-		{"median", func(r *Result) { r.Kills = timesOf(seconds(0.7, 0.81, 0.9)) },
-			"kills, p50: 0.81 s, the bar is 0.80 s"},
-		{"nine of ten", func(r *Result) { r.Kills = timesOf(seconds(0.7, 0.7, 1.4)) }, "kills, p90"},
+		{"median", func(r *Result) { r.Kills = timesOf(seconds(0.1, 0.16, 0.2)) },
+			"kills, p50: 0.16 s, the bar is 0.15 s"},
+		{"nine of ten", func(r *Result) { r.Kills = timesOf(seconds(0.1, 0.1, 0.5)) }, "kills, p90"},
 		{"transfer", func(r *Result) { r.Transfers = gapsOf(0.6) }, "transfers"},
 		{"move", func(r *Result) { r.Moves = gapsOf(0.1, 0.51) }, "moves"},
 		{"restart", func(r *Result) { r.Restarts = gapsOf(0.1, 0.51) }, "restarts"},
-		{"stall", func(r *Result) { r.Stalls = timesOf(seconds(1, 1, 1, 5.1)) }, "disk stalls"},
-		{"server", func(r *Result) { r.Servers = timesOf(seconds(1, 1, 1, 3.1)) }, "a third"},
+		{"stall", func(r *Result) { r.Stalls = timesOf(seconds(1, 1, 1, 2.1)) }, "disk stalls"},
+		{"server", func(r *Result) { r.Servers = timesOf(seconds(0.5, 0.5, 0.5, 1.1)) }, "a third"},
 		{"reads", func(r *Result) { r.Reads.Share = 0.9989 }, "bounded reads: 0.9989"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
