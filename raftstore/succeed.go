@@ -18,8 +18,14 @@ import (
 
 // succession is what an instance knows and does when the process of its leader ends.
 type succession struct {
-	n     *instance
-	ended atomic.Uint64 // the term whose leader's process has ended, as this replica saw it; 0: none
+	n    *instance
+	seen atomic.Pointer[sighting] // the last one; nil: none
+}
+
+// sighting is the end of the process that led term, as this replica saw it.
+type sighting struct {
+	term uint64
+	at   time.Time
 }
 
 // askPause is the pause between two questions: the other voters may learn of the end a little later.
@@ -32,10 +38,10 @@ func (s *succession) serverEnded(node rowraft.NodeID) {
 		return
 	}
 	term := n.raft.CurrentTerm()
-	if leader, _ := n.raft.LeaderWithID(); rowraft.NodeID(leader) != node || n.raft.State() != raft.Follower ||
-		s.ended.Swap(term) == term {
+	if leader, _ := n.raft.LeaderWithID(); rowraft.NodeID(leader) != node || s.sees(term) {
 		return
 	}
+	s.seen.Store(&sighting{term, time.Now()})
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.mu.stopping {
@@ -50,8 +56,15 @@ func (s *succession) leaderEnded(term uint64) (ended bool, last uint64) {
 	if n.g.run.Load() != n {
 		return false, 0
 	}
-	return s.ended.Load() == term && n.raft.CurrentTerm() == term && n.raft.State() == raft.Follower,
-		n.raft.LastIndex()
+	return s.sees(term), n.raft.LastIndex()
+}
+
+// sees reports whether this replica follows the leader of term, has seen the end of its process, and does not hear from
+// it any more. Messages that had come before may still wait for raft.
+func (s *succession) sees(term uint64) bool {
+	seen, r := s.seen.Load(), s.n.raft
+	return seen != nil && seen.term == term && r.CurrentTerm() == term && r.State() == raft.Follower &&
+		r.LastContact().Before(seen.at.Add(s.n.heartbeatTimeout()/4))
 }
 
 // succeed makes this replica campaign in the place of node, whose process has ended and which led term, if a majority
@@ -69,7 +82,7 @@ func (s *succession) succeed(node rowraft.NodeID, term uint64) {
 	again := time.NewTicker(askPause)
 	defer again.Stop()
 	for {
-		if n.raft.State() != raft.Follower || n.raft.CurrentTerm() != term {
+		if !s.sees(term) {
 			return
 		}
 		if agreed, best := s.ask(voters, term); agreed && best {
