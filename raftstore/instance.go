@@ -98,7 +98,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		Expand:      g.expand,
 		Timers:      &g.timers.Group, Timeout: max(transport.RPCTimeout, heartbeat),
 		Leads:       func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
-		ServerEnded: n.succession.serverEnded, LeaderEnded: n.succession.leaderEnded,
+		ServerEnded: n.succession.serverEnded, Supports: n.succession.supports,
 		Quiet: func() time.Duration {
 			if h := n.heartbeatTimeout(); h <= n.started {
 				return h / 4

@@ -1,9 +1,10 @@
 package raftstore
 
 import (
+	"cmp"
 	"hash/crc32"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -11,25 +12,28 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Followers whose leader's process has ended need not wait for their timeouts. Each asks the other voters whether they
-// have seen the same, and how long their logs are. If a majority has, the one with the longest log campaigns. So a
-// follower that is cut off from the others does not raise the term, two followers do not compete, and a leader that
-// only one follower cannot reach keeps its lead.
+// Followers whose leader's process has ended need not wait for their timeouts. Each asks the other voters for their
+// support, as a candidate of a pre-vote does. A voter supports one follower, if it has seen the end of the same process
+// and its own log is not longer. A follower with the support of a majority campaigns. So a follower that is cut off
+// from the others does not raise the term, and a leader that only one follower cannot reach keeps its lead.
 
 // succession is what an instance knows and does when the process of its leader ends.
 type succession struct {
-	n    *instance
-	seen atomic.Pointer[sighting] // the last one; nil: none
+	n *instance
+
+	mu   sync.Mutex // guards the fields below
+	seen sighting
 }
 
-// sighting is the end of the process that led term, as this replica saw it.
+// sighting is the end of the process that led term, as this replica saw it. The zero sighting is none.
 type sighting struct {
-	term uint64
-	at   time.Time
+	term      uint64
+	at        time.Time
+	supported raft.ServerID // the follower that this replica supports; "": none yet
 }
 
-// askPause is the pause between two questions: the other voters may learn of the end a little later.
-const askPause = 10 * time.Millisecond
+// supportPause is the pause between two rounds of questions: other voters may see the end a little later.
+const supportPause = 5 * time.Millisecond
 
 // serverEnded is told that the process of a server has ended.
 func (s *succession) serverEnded(node rowraft.NodeID) {
@@ -38,10 +42,9 @@ func (s *succession) serverEnded(node rowraft.NodeID) {
 		return
 	}
 	term := n.raft.CurrentTerm()
-	if leader, _ := n.raft.LeaderWithID(); rowraft.NodeID(leader) != node || s.sees(term) {
+	if leader, _ := n.raft.LeaderWithID(); rowraft.NodeID(leader) != node || !s.see(term) {
 		return
 	}
-	s.seen.Store(&sighting{term, time.Now()})
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.mu.stopping {
@@ -49,48 +52,91 @@ func (s *succession) serverEnded(node rowraft.NodeID) {
 	}
 }
 
-// leaderEnded answers the question of another voter: whether the process of the leader of term has ended, as far as
-// this replica knows, and the last index of its log.
-func (s *succession) leaderEnded(term uint64) (ended bool, last uint64) {
-	n := s.n
-	if n.g.run.Load() != n {
-		return false, 0
+// see records that the process of the leader of term has ended. It returns false if that is known.
+func (s *succession) see(term uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.seesLocked(term) {
+		return false
 	}
-	return s.sees(term), n.raft.LastIndex()
+	s.seen = sighting{term: term, at: time.Now()}
+	return true
 }
 
-// sees reports whether this replica follows the leader of term, has seen the end of its process, and does not hear from
-// it any more. Messages that had come before may still wait for raft.
-func (s *succession) sees(term uint64) bool {
-	seen, r := s.seen.Load(), s.n.raft
-	return seen != nil && seen.term == term && r.CurrentTerm() == term && r.State() == raft.Follower &&
-		r.LastContact().Before(seen.at.Add(s.n.heartbeatTimeout()/4))
+// seesLocked reports whether this replica follows the leader of term, has seen the end of its process, and does not
+// hear from it any more. Messages that had come before may still wait for raft.
+// REQUIRES: s.mu is held.
+func (s *succession) seesLocked(term uint64) bool {
+	r := s.n.raft
+	return s.seen.term == term && r.CurrentTerm() == term && r.State() == raft.Follower &&
+		r.LastContact().Before(s.seen.at.Add(s.n.heartbeatTimeout()/4))
+}
+
+// supports answers the question of another voter, whose log ends with last.
+func (s *succession) supports(id raft.ServerID, term uint64, last raft.Log) bool {
+	if s.n.g.run.Load() != s.n || !s.mayVote() {
+		return false
+	}
+	own := s.n.lastEntry()
+	longer := cmp.Or(cmp.Compare(own.Term, last.Term), cmp.Compare(own.Index, last.Index),
+		cmp.Compare(s.place(id), s.place(raft.ServerID(s.n.g.cfg.Replica))))
+	return longer < 0 && s.support(id, term)
+}
+
+// support gives id the support of this replica if it has seen the end of the leader of term and supports no other one.
+func (s *succession) support(id raft.ServerID, term uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.seesLocked(term) || s.seen.supported != "" && s.seen.supported != id {
+		return false
+	}
+	s.seen.supported = id
+	return true
+}
+
+// place orders the replicas differently from group to group, so that one server does not lead them all.
+func (s *succession) place(id raft.ServerID) uint32 {
+	return crc32.ChecksumIEEE([]byte(s.n.g.cfg.ID + string(id)))
+}
+
+func (s *succession) mayVote() bool {
+	select {
+	case <-s.n.g.rollback.asked:
+		return true
+	default:
+		return false
+	}
+}
+
+// lastEntry returns index and term of the last entry of this replica's log.
+func (n *instance) lastEntry() (last raft.Log) {
+	index := n.raft.LastIndex()
+	if err := n.g.glog.GetLog(index, &last); err != nil {
+		return raft.Log{Index: index} // the worst one
+	}
+	return last
 }
 
 // succeed makes this replica campaign in the place of node, whose process has ended and which led term, if a majority
-// has seen that and this replica has the longest log. Otherwise the timeouts of raft decide.
+// supports it within the heartbeat timeout. Otherwise the timeouts of raft decide.
 func (s *succession) succeed(node rowraft.NodeID, term uint64) {
 	n := s.n
-	select {
-	case <-n.g.rollback.asked: // it may vote
-	default:
+	me := raft.ServerID(n.g.cfg.Replica)
+	voters := slices.DeleteFunc(slices.Clone(n.raft.GetConfiguration().Configuration().Servers), func(v raft.Server) bool {
+		return v.Suffrage != raft.Voter
+	})
+	if !s.mayVote() || !slices.ContainsFunc(voters, func(v raft.Server) bool { return v.ID == me }) {
 		return
 	}
-	voters := s.voters(node)
 	end := time.NewTimer(n.heartbeatTimeout())
 	defer end.Stop()
-	again := time.NewTicker(askPause)
+	again := time.NewTicker(supportPause)
 	defer again.Stop()
 	for {
-		if !s.sees(term) {
-			return
-		}
-		if agreed, best := s.ask(voters, term); agreed && best {
+		if s.ask(voters, node, term) > len(voters)/2 && s.support(me, term) {
 			n.g.log.Info("campaigning, because the leader's process has ended", "leader", string(node))
 			n.trans.Campaign(n.heartbeatTimeout() / 4)
 			return
-		} else if agreed {
-			return // another one campaigns
 		}
 		select {
 		case <-again.C:
@@ -102,58 +148,32 @@ func (s *succession) succeed(node rowraft.NodeID, term uint64) {
 	}
 }
 
-// voters returns the voters of the group, this replica among them, without the one on node. The order differs from
-// group to group, so that one server does not lead them all.
-func (s *succession) voters(node rowraft.NodeID) []raft.Server {
-	voters := slices.Clone(s.n.raft.GetConfiguration().Configuration().Servers)
-	voters = slices.DeleteFunc(voters, func(v raft.Server) bool {
-		return v.Suffrage != raft.Voter || rowraft.NodeID(v.Address) == node
-	})
-	if len(voters) == 0 {
-		return nil
-	}
-	first := int(crc32.ChecksumIEEE([]byte(s.n.g.cfg.ID)) % uint32(len(voters)))
-	return append(voters[first:], voters[:first]...)
-}
-
-// ask asks voters, which are all but the leader. agreed means that a majority with this replica has seen the end
-// of the leader of term, and best that this replica has the longest log of them, or is the first of several.
-func (s *succession) ask(voters []raft.Server, term uint64) (agreed, best bool) {
+// ask returns how many voters support this replica, itself included, in the place of the leader of term on node. It
+// does not wait for more than a majority, nor for longer than a quarter of the heartbeat timeout.
+func (s *succession) ask(voters []raft.Server, node rowraft.NodeID, term uint64) (support int) {
 	n := s.n
-	me := slices.IndexFunc(voters, func(v raft.Server) bool { return v.ID == raft.ServerID(n.g.cfg.Replica) })
-	if me < 0 {
-		return false, false
-	}
-	type answer struct {
-		from  int
-		ended bool
-		last  uint64
-	}
-	answers := make(chan answer, len(voters))
-	for i, v := range voters {
-		if i != me {
-			go func() {
-				ended, last, err := n.trans.AskEnded(v.ID, v.Address, term)
-				answers <- answer{i, ended && err == nil, last}
-			}()
+	last := n.lastEntry()
+	answers := make(chan bool, len(voters))
+	asked := 0
+	for _, v := range voters {
+		if v.ID != raft.ServerID(n.g.cfg.Replica) && rowraft.NodeID(v.Address) != node {
+			asked++
+			go func() { answers <- n.trans.AskSupport(v.ID, v.Address, term, last) }()
 		}
 	}
 	late := time.NewTimer(n.heartbeatTimeout() / 4)
 	defer late.Stop()
-	best = true
-	count, last := 1, n.raft.LastIndex()
-	for range len(voters) - 1 {
+	for support = 1; asked > 0 && support <= len(voters)/2; asked-- {
 		select {
-		case a := <-answers:
-			if a.ended {
-				count++
-				best = best && (a.last < last || a.last == last && me < a.from)
+		case yes := <-answers:
+			if yes {
+				support++
 			}
 		case <-late.C:
-			return count > (len(voters)+1)/2, best
+			return support
 		case <-n.over:
-			return false, false
+			return 0
 		}
 	}
-	return count > (len(voters)+1)/2, best
+	return support
 }

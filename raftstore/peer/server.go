@@ -56,16 +56,28 @@ func (l *Layer) hasMet(c net.Conn, how direction) bool {
 }
 
 // Ended dials the server at the other end of c, a connection of ServerGroup that has ended, and reports whether the
-// process there has ended too: its port is closed, it runs no groups any more, or another process answers. l is the
-// layer of ServerGroup.
-func (l *Layer) Ended(c net.Conn, limit time.Duration) bool {
-	again, err := l.DialShared(raft.ServerAddress(NodeOf(c)), limit)
-	if err != nil { // any other error says little, and a process that is only slow has not ended
-		closed := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF)
-		return (closed || rowraft.CodeOf(err) == rowraft.CodeStarting) && l.ctx.Err() == nil
+// process there has ended too: its port is closed, it runs no groups any more, or another process answers. A process
+// that does not answer may be slow. l is the layer of ServerGroup.
+func (l *Layer) Ended(c net.Conn) bool {
+	for range 5 {
+		again, err := l.DialShared(raft.ServerAddress(NodeOf(c)), l.port.opts.DialTimeout)
+		switch {
+		case l.ctx.Err() != nil:
+			return false
+		case err == nil:
+			defer again.Close()
+			return again.(*conn).peer != c.(*conn).peer
+		case errors.Is(err, syscall.ECONNREFUSED) || rowraft.CodeOf(err) == rowraft.CodeStarting:
+			return true
+		case !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, io.EOF):
+			return false
+		}
+		select { // the process may be ending, or have too many handshakes
+		case <-time.After(5 * time.Millisecond):
+		case <-l.ctx.Done():
+		}
 	}
-	defer again.Close()
-	return again.(*conn).peer != c.(*conn).peer
+	return false
 }
 
 // Group returns the name of the group.

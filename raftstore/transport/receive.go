@@ -25,8 +25,8 @@ type Replica struct {
 	Timeout     time.Duration // of an RPC
 	Leads       func(term uint64) bool
 	ServerEnded func(rowraft.NodeID) // the process of another server has ended
-	// LeaderEnded answers AskEnded.
-	LeaderEnded func(term uint64) (ended bool, last uint64)
+	// Supports answers AskSupport.
+	Supports func(id raft.ServerID, term uint64, last raft.Log) bool
 	// Quiet returns the longest wait of a heartbeat that tells its follower nothing; that of another AppendEntries is
 	// appendFactor times as long. nil: neither waits.
 	Quiet func() time.Duration
@@ -96,10 +96,9 @@ func (t *Transport) screen(rpc raft.RPC) bool {
 		}
 	}
 	switch cmd := rpc.Command.(type) {
-	case *endedRequest:
-		ended, last := t.replica.LeaderEnded(cmd.Term)
+	case *supportRequest:
 		rpc.Respond(&raft.AppendEntriesResponse{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax},
-			Term: cmd.Term, LastLog: last, Success: ended}, nil)
+			Term: cmd.Term, Success: t.replica.Supports(raft.ServerID(cmd.ID), cmd.Term, cmd.last)}, nil)
 		return true
 	case *raft.AppendEntriesRequest:
 		t.replica.cut(cmd)
@@ -138,7 +137,7 @@ func (t *Transport) Campaign(limit time.Duration) {
 	select {
 	case t.consume <- rpc:
 	case <-late.C:
-	case <-t.stop:
+	case <-t.layer.Context().Done():
 	}
 }
 
@@ -178,7 +177,7 @@ func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, report []byte, flags tu
 		h = &cmd.RPCHeader
 	case *raft.TimeoutNowRequest:
 		h = &cmd.RPCHeader
-	case *endedRequest:
+	case *supportRequest:
 		h = &cmd.RPCHeader
 	default:
 		return nil, "", nil, 0, nil

@@ -44,7 +44,7 @@ type Shared struct {
 type sharedPeer struct {
 	departures departures
 	conns      [connClasses]classConn // guarded by Shared.mu
-	looking    bool                   // whether its process has ended; guarded by Shared.mu
+	looking    bool                   // a dial tests whether its process has ended; guarded by Shared.mu
 }
 
 // connClass says which messages a connection is for.
@@ -193,15 +193,16 @@ func (h *Shared) ended(c net.Conn) {
 	if !first {
 		return
 	}
-	ended := h.layer.Ended(c, RPCTimeout)
+	ended := h.layer.Ended(c)
 	h.mu.Lock()
 	p.looking = false
 	groups := slices.Collect(maps.Values(h.groups))
 	h.mu.Unlock()
+	if !ended {
+		return
+	}
 	for _, t := range groups {
-		if ended && t.replica.ServerEnded != nil {
-			t.replica.ServerEnded(node)
-		}
+		t.replica.ServerEnded(node)
 	}
 }
 
@@ -335,7 +336,7 @@ func (h *Shared) accept() {
 func (h *Shared) serve(c net.Conn) {
 	out := newGatheredWriter(c)
 	h.wg.Go(out.run)
-	used := false // Layer.Ended sends nothing
+	used := false // the dial of Layer.Ended sends nothing: else the two ends would dial each other for ever
 	defer func() {
 		out.end()
 		c.Close()

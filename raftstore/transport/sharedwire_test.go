@@ -29,16 +29,16 @@ func TestSharedGoldenBytes(t *testing.T) {
 		voteKind:         {"82bdaeff", "28727d63" + "02000000", last},
 		transferVoteKind: {"9f1b2f05", "61940979" + "03000000", last},
 		timeoutNowKind:   {"092d82c1", "680b6543" + "04000000", none + none + none},
-		endedKind:        {"3cde1bda", "fc4208df" + "05000000", "0500000000000000" + none + none},
+		supportKind:      {"3322f211", "d7c13324" + "05000000", last},
 	} {
 		want := tc.crc + "4f000000" + "0900000000000000" + "03672d31" + tc.inner + tc.words + none +
 			"00000000" + "0b000000" + "03000000" + "00000000" + none + "02007231" + "05006e31007232"
 		a := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"),
 			Addr: []byte("n1\x00r2")}}
 		switch kind(k) {
-		case appendKind, endedKind:
+		case appendKind:
 			a.Term = 5
-		case preVoteKind, voteKind, transferVoteKind:
+		case preVoteKind, voteKind, transferVoteKind, supportKind:
 			a.Term, a.PrevLogEntry, a.PrevLogTerm = 6, 8, 5
 		}
 		got, ok := appendShared(nil, 9, func(b []byte) ([]byte, bool) {

@@ -138,7 +138,10 @@ func emptyReplica(backlogFull bool) Replica {
 		Boundary:    func() *entry.Position { return nil },
 		Term:        func() uint64 { return 0 },
 		Leads:       func(uint64) bool { return false },
-		LeaderEnded: func(term uint64) (bool, uint64) { return term == 7, 42 },
+		ServerEnded: func(rowraft.NodeID) {},
+		Supports: func(id raft.ServerID, term uint64, last raft.Log) bool {
+			return id == "r" && term == 7 && last.Index == 9 && last.Term == 6
+		},
 	}
 }
 

@@ -16,15 +16,14 @@ const (
 	voteKind
 	transferVoteKind // a vote for a transfer of the leadership
 	timeoutNowKind
-	endedKind // whether the process of the leader of Term has ended
+	supportKind // whether the sender should campaign, because the process of the leader of Term has ended
 	kinds
 )
 
 // check refuses a request with a field that its kind does not have.
 func (k kind) check(a *raft.AppendEntriesRequest) error {
 	if k != appendKind && a.LeaderCommitIndex != 0 ||
-		k == timeoutNowKind && a.Term != 0 ||
-		(k == timeoutNowKind || k == endedKind) && (a.PrevLogEntry != 0 || a.PrevLogTerm != 0) {
+		k == timeoutNowKind && (a.Term != 0 || a.PrevLogEntry != 0 || a.PrevLogTerm != 0) {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "a message of kind %d has a field of another kind", k)
 	}
 	return nil
@@ -41,26 +40,26 @@ func (k kind) command(a *raft.AppendEntriesRequest) any {
 			LastLogTerm: a.PrevLogTerm, LeadershipTransfer: k == transferVoteKind}
 	case timeoutNowKind:
 		return &raft.TimeoutNowRequest{RPCHeader: a.RPCHeader}
-	case endedKind:
-		return &endedRequest{RPCHeader: a.RPCHeader, Term: a.Term}
+	case supportKind:
+		return &supportRequest{a.RPCHeader, a.Term, raft.Log{Index: a.PrevLogEntry, Term: a.PrevLogTerm}}
 	}
 	return a
 }
 
-// endedRequest is the question of AskEnded. Raft does not see it.
-type endedRequest struct {
+// supportRequest is the question of AskSupport. Raft does not see it.
+type supportRequest struct {
 	raft.RPCHeader
 	Term uint64
+	last raft.Log
 }
 
-// AskEnded asks another voter whether the process of the leader of term has ended, as far as it knows, and for the last
-// index of its log.
-func (t *Transport) AskEnded(id raft.ServerID, target raft.ServerAddress, term uint64) (ended bool, last uint64,
-	err error) {
+// AskSupport asks another voter whether this replica, whose log ends with last, should campaign, because the process of
+// the leader of term has ended. false: no, or there is no answer.
+func (t *Transport) AskSupport(id raft.ServerID, target raft.ServerAddress, term uint64, last raft.Log) bool {
 	h := raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.replica.ID),
 		Addr: []byte(t.layer.Addr().String())}
-	r, _, err := t.net.ask(target, endedKind, t.addressed(h, id, nil), term, 0, 0)
-	return r.Success, r.LastLog, err
+	r, _, err := t.net.ask(target, supportKind, t.addressed(h, id, nil), term, last.Index, last.Term)
+	return err == nil && r.Success
 }
 
 // reply returns an answer of raft in the form of that to an AppendEntries, or why there is none.
