@@ -120,14 +120,10 @@ func (n *instance) nominate() {
 	if err != nil {
 		return
 	}
-	node := raft.ServerAddress(n.g.store.opts.Node)
-	req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax,
-		ID: []byte(n.g.cfg.Replica), Addr: n.trans.EncodePeer(raft.ServerID(n.g.cfg.Replica), node)}}
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		err := n.trans.TimeoutNow(raft.ServerID(to.Replica), raft.ServerAddress(to.Node), req, &raft.TimeoutNowResponse{})
-		if err != nil {
+		if err := n.trans.Nominate(raft.ServerID(to.Replica), raft.ServerAddress(to.Node)); err != nil {
 			n.g.log.Warn("no replica was told to campaign", "to", string(to.Node), "err", err)
 			return
 		}

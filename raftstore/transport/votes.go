@@ -56,10 +56,20 @@ type supportRequest struct {
 // AskSupport asks another voter whether this replica, whose log ends with last, should campaign, because the process of
 // the leader of term has ended. false: no, or there is no answer.
 func (t *Transport) AskSupport(id raft.ServerID, target raft.ServerAddress, term uint64, last raft.Log) bool {
-	h := raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.replica.ID),
-		Addr: []byte(t.layer.Addr().String())}
-	r, _, err := t.net.ask(target, supportKind, t.addressed(h, id, nil), term, last.Index, last.Term)
+	r, _, err := t.net.ask(target, supportKind, t.header(id), term, last.Index, last.Term)
 	return err == nil && r.Success
+}
+
+// Nominate tells another voter to campaign.
+func (t *Transport) Nominate(id raft.ServerID, target raft.ServerAddress) error {
+	_, _, err := t.net.ask(target, timeoutNowKind, t.header(id), 0, 0, 0)
+	return err
+}
+
+// header returns that of a message to id that is not raft's own.
+func (t *Transport) header(id raft.ServerID) raft.RPCHeader {
+	return t.addressed(raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.replica.ID),
+		Addr: []byte(t.layer.Addr().String())}, id, nil)
 }
 
 // reply returns an answer of raft in the form of that to an AppendEntries, or why there is none.
