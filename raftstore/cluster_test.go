@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/raft"
 	"go.uber.org/goleak"
 
 	"github.com/rowraft/rowraft"
@@ -242,7 +241,7 @@ func (c *testCluster) elect(n *testNode) {
 				}
 			}
 		}
-		who.campaign(c)
+		who.campaign()
 		for range 500 {
 			if _, _, me := n.group.Leader(); me {
 				return c.leader() == n
@@ -272,19 +271,9 @@ func (n *testNode) snapshotDir() string {
 func (n *testNode) running() bool { return n.group != nil && n.group.run.Load() != nil }
 
 // campaign makes a follower a candidate at once.
-func (n *testNode) campaign(c *testCluster) {
-	for _, from := range c.nodes {
-		if from == n || !from.running() {
-			continue
-		}
-		if run := from.group.run.Load(); run != nil {
-			req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax,
-				ID: []byte(replicaOf(from.id)), Addr: []byte(from.id)}}
-			if run.trans.TimeoutNow(raft.ServerID(replicaOf(n.id)), raft.ServerAddress(n.id), req,
-				&raft.TimeoutNowResponse{}) == nil {
-				return
-			}
-		}
+func (n *testNode) campaign() {
+	if run := n.group.run.Load(); run != nil {
+		run.trans.Campaign(time.Second)
 	}
 }
 

@@ -348,7 +348,7 @@ func (g *Group) restartAfter(end func(*instance) error, level slog.Level, reason
 		err = old.awaitDisk()
 	}
 	switch {
-	case g.isClosing():
+	case isClosed(g.stop):
 		g.closeErr = err
 		return
 	case g.failure.Load() != nil: // while raft ended
@@ -361,10 +361,10 @@ func (g *Group) restartAfter(end func(*instance) error, level slog.Level, reason
 	}
 }
 
-// isClosing reports whether Close was called.
-func (g *Group) isClosing() bool {
+// isClosed reports whether ch, on which nothing is sent, is closed.
+func isClosed(ch <-chan struct{}) bool {
 	select {
-	case <-g.stop:
+	case <-ch:
 		return true
 	default:
 		return false

@@ -195,12 +195,10 @@ var errHangs = rowraft.Errorf(rowraft.CodeInternal, "raft did not end within %v:
 // awaitEnd waits for the end of raft after stopRaft, and returns its error, or errHangs after shutdownLimit.
 func (n *instance) awaitEnd() error {
 	waitFor(n.ended, shutdownLimit)
-	select {
-	case <-n.ended:
+	if isClosed(n.ended) {
 		return n.endErr
-	default:
-		return errHangs
 	}
+	return errHangs
 }
 
 // awaitDisk is awaitEnd for as long as a write to the log may take. over must be closed.

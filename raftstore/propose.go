@@ -129,7 +129,7 @@ func (g *Group) running() (*instance, error) {
 	if n := g.run.Load(); n != nil {
 		return n, nil
 	}
-	if g.isClosing() {
+	if isClosed(g.stop) {
 		return nil, rowraft.Errorf(rowraft.CodeClosing, "group %s is closing", g.cfg.ID)
 	}
 	return nil, rowraft.Errorf(rowraft.CodeStarting, "group %s is restarting", g.cfg.ID)

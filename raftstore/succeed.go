@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // Followers whose leader's process has ended need not wait for their timeouts. Each asks the other voters for their
@@ -73,7 +74,7 @@ func (s *succession) seesLocked(term uint64) bool {
 }
 
 // supports answers the question of another voter, whose log ends with last.
-func (s *succession) supports(id raft.ServerID, term uint64, last raft.Log) bool {
+func (s *succession) supports(id raft.ServerID, term uint64, last entry.Position) bool {
 	if s.n.g.run.Load() != s.n || !s.mayVote() {
 		return false
 	}
@@ -99,22 +100,16 @@ func (s *succession) place(id raft.ServerID) uint32 {
 	return crc32.ChecksumIEEE([]byte(s.n.g.cfg.ID + string(id)))
 }
 
-func (s *succession) mayVote() bool {
-	select {
-	case <-s.n.g.rollback.asked:
-		return true
-	default:
-		return false
-	}
-}
+func (s *succession) mayVote() bool { return isClosed(s.n.g.rollback.asked) }
 
-// lastEntry returns index and term of the last entry of this replica's log.
-func (n *instance) lastEntry() (last raft.Log) {
+// lastEntry returns the position of the last entry of this replica's log, with term 0 if its term is not known.
+func (n *instance) lastEntry() entry.Position {
 	index := n.raft.LastIndex()
+	var last raft.Log
 	if err := n.g.glog.GetLog(index, &last); err != nil {
-		return raft.Log{Index: index} // the worst one
+		return entry.Position{Index: index}
 	}
-	return last
+	return entry.Position{Index: last.Index, Term: last.Term}
 }
 
 // succeed makes this replica campaign in the place of node, whose process has ended and which led term, if a majority

@@ -231,7 +231,7 @@ func (g *Log) StoreLogs(logs []*raft.Log) error {
 // DeleteRange returns an error instead of ending the goroutine, because raft's snapshot goroutine calls it too and must
 // answer a future.
 func (g *Log) DeleteRange(min, max uint64) error {
-	if g.failed.Load() || g.fenced.Load() {
+	if g.hasFailed() {
 		return errFailed
 	}
 	if g.started.Load() {
@@ -354,8 +354,10 @@ func (g *Log) fail(what string, err error) error {
 	return err
 }
 
+func (g *Log) hasFailed() bool { return g.failed.Load() || g.fenced.Load() }
+
 func (g *Log) stopIfFailed() {
-	if (g.failed.Load() || g.fenced.Load()) && g.started.Load() {
+	if g.hasFailed() && g.started.Load() {
 		runtime.Goexit()
 	}
 }

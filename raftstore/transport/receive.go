@@ -26,7 +26,7 @@ type Replica struct {
 	Leads       func(term uint64) bool
 	ServerEnded func(rowraft.NodeID) // the process of another server has ended
 	// Supports answers AskSupport.
-	Supports func(id raft.ServerID, term uint64, last raft.Log) bool
+	Supports func(id raft.ServerID, term uint64, last entry.Position) bool
 	// Quiet returns the longest wait of a heartbeat that tells its follower nothing; that of another AppendEntries is
 	// appendFactor times as long. nil: neither waits.
 	Quiet func() time.Duration

@@ -27,8 +27,8 @@ import (
 // Shared changes the path of a message: each group's own main loop still answers (#695), and a group that does not
 // answer delays no other one. A message for a group goes over a shared connection only while this replica and the
 // process at the other end have compared what they remember of each other (peer.Layer.MaySend), and only such a message
-// is answered. All others use a connection of the group. Shared also tells the groups when the process at the other end
-// of a connection has ended.
+// is answered. All others use a connection of the group. Shared also tells the groups when the process of another
+// server has ended.
 type Shared struct {
 	layer *peer.Layer // of peer.ServerGroup
 	log   *slog.Logger

@@ -20,6 +20,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/peer"
 )
@@ -232,7 +233,7 @@ func TestVotesAndTheirAnswers(t *testing.T) {
 			sent(t, func() error { return from.layer.Exchange(t.Context(), "n2", 10*time.Second) })
 		}
 		for _, term := range []uint64{6, 7} {
-			if from.AskSupport("r", "n2", term, raft.Log{Index: 9, Term: 6}) != (term == 7) {
+			if from.AskSupport("r", "n2", term, entry.Position{Index: 9, Term: 6}) != (term == 7) {
 				t.Errorf("term %d: the support is wrong", term)
 			}
 		}

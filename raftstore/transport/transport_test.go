@@ -139,8 +139,8 @@ func emptyReplica(backlogFull bool) Replica {
 		Term:        func() uint64 { return 0 },
 		Leads:       func(uint64) bool { return false },
 		ServerEnded: func(rowraft.NodeID) {},
-		Supports: func(id raft.ServerID, term uint64, last raft.Log) bool {
-			return id == "r" && term == 7 && last.Index == 9 && last.Term == 6
+		Supports: func(id raft.ServerID, term uint64, last entry.Position) bool {
+			return id == "r" && term == 7 && last == entry.Position{Index: 9, Term: 6}
 		},
 	}
 }

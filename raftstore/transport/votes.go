@@ -4,6 +4,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // kind is that of a request. One that is no AppendEntries has the form of an AppendEntries without entries, with the
@@ -41,7 +42,7 @@ func (k kind) command(a *raft.AppendEntriesRequest) any {
 	case timeoutNowKind:
 		return &raft.TimeoutNowRequest{RPCHeader: a.RPCHeader}
 	case supportKind:
-		return &supportRequest{a.RPCHeader, a.Term, raft.Log{Index: a.PrevLogEntry, Term: a.PrevLogTerm}}
+		return &supportRequest{a.RPCHeader, a.Term, entry.Position{Index: a.PrevLogEntry, Term: a.PrevLogTerm}}
 	}
 	return a
 }
@@ -50,12 +51,12 @@ func (k kind) command(a *raft.AppendEntriesRequest) any {
 type supportRequest struct {
 	raft.RPCHeader
 	Term uint64
-	last raft.Log
+	last entry.Position
 }
 
 // AskSupport asks another voter whether this replica, whose log ends with last, should campaign, because the process of
 // the leader of term has ended. false: no, or there is no answer.
-func (t *Transport) AskSupport(id raft.ServerID, target raft.ServerAddress, term uint64, last raft.Log) bool {
+func (t *Transport) AskSupport(id raft.ServerID, target raft.ServerAddress, term uint64, last entry.Position) bool {
 	r, _, err := t.net.ask(target, supportKind, t.header(id), term, last.Index, last.Term)
 	return err == nil && r.Success
 }
